@@ -1,0 +1,1 @@
+"""Baselines, normalisation and reward noise: papers that change the advantage of a response."""

@@ -1,0 +1,1 @@
+"""The reference objectives and advantages that every other paper is measured against."""

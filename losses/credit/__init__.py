@@ -1,0 +1,1 @@
+"""Papers that spread a response's advantage over its tokens."""

@@ -1,0 +1,1 @@
+"""On-policy distillation and self-distillation."""

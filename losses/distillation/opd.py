@@ -1,0 +1,57 @@
+"""On-policy distillation from sampled tokens."""
+
+import jax.numpy as jnp
+
+from losses.catalogue import paper
+from losses.ops.masked import aggregate, masked_mean
+from losses.ops.ratios import log_ratio, token_ratio
+from losses.ops.surrogates import ratio_metrics
+
+
+@paper(
+    "opd",
+    kind="objective",
+    title="On-Policy Distillation (Thinking Machines Lab)",
+    year=2025,
+    metric="teacher_kl",
+)
+def opd_loss(
+    logprobs,
+    old_logprobs,
+    teacher_logprobs,
+    mask,
+    *,
+    kl_coef=1.0,
+    adv_clip=None,
+    aggregation="token_mean",
+    max_length=None,
+):
+    """The per-token reverse KL to a teacher as (negative) reward of the token.
+
+        A_it = kl_coef (teacher_logprobs_it - old_logprobs_it)       constant, clipped to +-adv_clip
+        loss = - agg( exp(logprobs - old_logprobs) A )
+
+    Discount 0: nothing is summed over the future. No baseline, no whitening, no clip on the ratio
+    but the +-20 guard of its exponent.
+
+    Args:
+      logprobs, old_logprobs, teacher_logprobs, mask: [B,T] of the student's own tokens.
+      kl_coef: weight.
+      adv_clip: bound on |A|, after kl_coef; None: none.
+      aggregation: of the token terms; `max_length` is for "constant" only.
+
+    Returns:
+      (loss, metrics); metrics["teacher_kl"] is the mean of old - teacher, nats per token.
+
+    Reference: Thinking Machines Lab 2025 (post). Aggregation and clipping are ours to choose.
+    """
+    gap = log_ratio(teacher_logprobs, old_logprobs, mask)
+    advantages = kl_coef * gap
+    if adv_clip is not None:
+        advantages = jnp.clip(advantages, -adv_clip, adv_clip)
+    term = token_ratio(logprobs, old_logprobs, mask) * advantages
+    metrics = {
+        "teacher_kl": -masked_mean(gap, mask),
+        **ratio_metrics(logprobs, old_logprobs, mask),
+    }
+    return -aggregate(term, mask, aggregation, max_length), metrics

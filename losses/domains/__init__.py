@@ -1,0 +1,1 @@
+"""Papers of one domain whose objective is their own."""

@@ -1,0 +1,1 @@
+"""Papers that bring hints, demonstrations or experts into the update."""

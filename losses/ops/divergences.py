@@ -1,0 +1,51 @@
+"""Divergences: estimators from sampled tokens, and sums over whole distributions."""
+
+import jax
+import jax.numpy as jnp
+
+ESTIMATORS = ("k1", "k2", "k3", "abs")
+
+
+def kl_estimate(d, estimator="k3"):
+    """Estimate of KL(pi || ref) at a token sampled from pi, from d = log pi - log ref.
+
+    k1 = d,  k2 = d^2 / 2,  k3 = exp(-d) - 1 + d,  abs = |d|.
+
+    Raises:
+      ValueError: unknown estimator.
+    """
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d**2 / 2
+    if estimator == "k3":
+        return jnp.expm1(-d) + d
+    if estimator == "abs":
+        return jnp.abs(d)
+    raise ValueError(f"Unknown estimator {estimator!r}; one of {', '.join(ESTIMATORS)}.")
+
+
+def log_softmax(logits, temperature=1.0):
+    """Normalised log-probabilities of the tempered distribution, in float32 or better."""
+    return jax.nn.log_softmax(logits / temperature, axis=-1)
+
+
+def entropy_of(log_p):
+    """Entropy of normalised log-probabilities over the last axis, nats; 0 log 0 = 0."""
+    p = jnp.exp(log_p)
+    return -jnp.sum(p * jnp.where(p > 0, log_p, 0.0), axis=-1)
+
+
+def kl(log_p, log_q):
+    """KL(p || q) over the last axis from normalised log-probabilities; 0 log 0 = 0."""
+    p = jnp.exp(log_p)
+    return jnp.sum(p * jnp.where(p > 0, log_p - log_q, 0.0), axis=-1)
+
+
+def jensen_shannon(log_p, log_q, weight=0.5):
+    """Generalised JSD: weight KL(p || m) + (1 - weight) KL(q || m), m = weight p + (1 - weight) q.
+
+    Over the last axis, from normalised log-probabilities; 0 < weight < 1.
+    """
+    log_m = jnp.logaddexp(log_p + jnp.log(weight), log_q + jnp.log1p(-weight))
+    return weight * kl(log_p, log_m) + (1 - weight) * kl(log_q, log_m)

@@ -1,0 +1,53 @@
+"""Sums and look-ups by segment (turn or step) within each response.
+
+Segments are given by `turn_ids` [B,T] int and read only where mask is 1. K, the number of segments
+in an array [B,K], is static: the size of a given array, or an argument.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from losses.ops.masked import select
+
+
+def membership(turn_ids, mask, num_turns):
+    """[B,T,K] float: token t is a valid token of turn k."""
+    return jax.nn.one_hot(turn_ids, num_turns, dtype=mask.dtype) * (mask > 0)[..., None]
+
+
+def turn_sum(x, turn_ids, mask, num_turns):
+    """Sum of x over the valid tokens of each turn: [B,T] -> [B,K]."""
+    members = membership(turn_ids, mask, num_turns)
+    return jnp.sum(select(x, mask)[..., None] * members, axis=1)
+
+
+def turn_count(turn_ids, mask, num_turns):
+    """Number of valid tokens of each turn, [B,K]; 0 for turns that a row does not have."""
+    return jnp.sum(membership(turn_ids, mask, num_turns), axis=1)
+
+
+def turn_mean(x, turn_ids, mask, num_turns):
+    """Mean of x over the valid tokens of each turn, [B,K]; 0 for absent turns."""
+    n = turn_count(turn_ids, mask, num_turns)
+    return turn_sum(x, turn_ids, mask, num_turns) / jnp.maximum(n, 1)
+
+
+def turn_mask(turn_ids, mask, num_turns):
+    """[B,K] float: 1 for turns in which the row has a valid token."""
+    return (turn_count(turn_ids, mask, num_turns) > 0).astype(mask.dtype)
+
+
+def to_tokens(per_turn, turn_ids, mask):
+    """Repeats a value per turn over the turn's valid tokens: [B,K] -> [B,T], 0 where masked."""
+    index = jnp.clip(turn_ids, 0, per_turn.shape[1] - 1)
+    return select(jnp.take_along_axis(per_turn, index, axis=1), mask)
+
+
+def last_of_turn(turn_ids, mask):
+    """[B,T] float: 1 on the last valid token of each turn."""
+    length = mask.shape[1]
+    at = jnp.arange(length)
+    later = at[None, None, :] > at[None, :, None]
+    same = turn_ids[:, :, None] == turn_ids[:, None, :]
+    followed = jnp.any(later & same & (mask > 0)[:, None, :], axis=-1)
+    return ((mask > 0) & ~followed).astype(mask.dtype)

@@ -1,0 +1,1 @@
+"""Preference optimisation on pairs or labels."""

@@ -1,0 +1,1 @@
+"""Terms added to a loss."""

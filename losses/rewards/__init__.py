@@ -1,0 +1,1 @@
+"""Papers whose contribution is the reward."""

