@@ -40,13 +40,13 @@ def group_min(x, group_ids, valid=None):
     return jnp.min(jnp.where(same_group(group_ids, valid), x[None, :], jnp.inf), axis=1)
 
 
-def all_equal(x, group_ids, valid=None):
-    """[B] boolean: all (valid) members of the group have the same value.
+def all_equal(x, group_ids, valid=None, tolerance=0.0):
+    """[B] boolean: all (valid) members of the group have the same value, within `tolerance`.
 
     Decided by max = min, since a mean that is off by a rounding error would be blown up by the
     small eps of a denominator.
     """
-    return group_max(x, group_ids, valid) <= group_min(x, group_ids, valid)
+    return group_max(x, group_ids, valid) <= group_min(x, group_ids, valid) + tolerance
 
 
 def group_std(x, group_ids, ddof=1, valid=None):

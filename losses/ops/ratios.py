@@ -11,6 +11,9 @@ from losses.ops.masked import masked_mean, masked_sum, select
 BOUND = 20.0
 """Log-ratios are clamped to [-BOUND, BOUND] before an exponential; beyond, the gradient is 0."""
 
+WIDE_BOUND = 80.0
+"""The same where a paper names no clamp: only what would overflow float32 is held."""
+
 
 def log_ratio(logprobs, old_logprobs, mask):
     """log pi - log pi_old of each token, 0 where masked, [B,T]."""
