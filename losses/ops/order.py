@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from losses.ops.masked import select
 
 SLACK = 1e-6
-"""What a product ratio * count may miss a whole number by and still be taken for it."""
+
+
+def _slack(x):
+    """What a product ratio * count may miss a whole number by and still be taken for it."""
+    x = jnp.asarray(x, jnp.result_type(x, float))
+    return jnp.maximum(SLACK, 2 * jnp.finfo(x.dtype).eps * jnp.abs(x))
 
 
 def rank(x, mask, axis=-1):
@@ -24,7 +29,7 @@ def rank(x, mask, axis=-1):
 
 def share(ratio, n):
     """ceil(ratio n), where a rounding error above a whole number does not add one."""
-    return jnp.ceil(ratio * n - SLACK)
+    return jnp.ceil(ratio * n - _slack(ratio * n))
 
 
 def top(x, mask, count, axis=-1):
@@ -49,7 +54,7 @@ def quantile(x, mask, q, axis=-1):
     n = jnp.sum(mask > 0, axis=axis, keepdims=True)
     last = jnp.maximum(n - 1, 0)
     at = q * last.astype(x.dtype)
-    at = jnp.where(jnp.abs(at - jnp.round(at)) <= SLACK, jnp.round(at), at)
+    at = jnp.where(jnp.abs(at - jnp.round(at)) <= _slack(at), jnp.round(at), at)
     low = jnp.floor(at).astype(last.dtype)
     below = jnp.take_along_axis(ordered, low, axis=axis)
     above = jnp.take_along_axis(ordered, jnp.minimum(low + 1, last), axis=axis)
