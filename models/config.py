@@ -80,14 +80,14 @@ class ModelConfig:
                 f"{self.rotary_fraction}"
             )
         if self.activation not in ACTIVATIONS:
-            raise ValueError(_unknown("activation", self.activation, ACTIVATIONS))
+            raise ValueError(unknown_name("activation", self.activation, ACTIVATIONS))
         if self.rope_type not in ("default", *ROPE_TYPES):
-            raise ValueError(_unknown("RoPE type", self.rope_type, ("default", *ROPE_TYPES)))
+            raise ValueError(unknown_name("RoPE type", self.rope_type, ("default", *ROPE_TYPES)))
         # The experts' kernels carry no adapters.
         targets = ATTENTION_TARGETS if self.num_experts else ATTENTION_TARGETS + MLP_TARGETS
         for target in self.lora_targets if self.lora_rank else ():
             if target not in targets:
-                raise ValueError(_unknown("LoRA target", target, targets))
+                raise ValueError(unknown_name("LoRA target", target, targets))
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ValueError(
                 f"experts_per_token must lie in 1..num_experts, got {self.experts_per_token} "
@@ -113,7 +113,8 @@ class ModelConfig:
         return tuple(int(pattern[i % len(pattern)]) for i in range(self.num_layers))
 
 
-def _unknown(what: str, given: str, known) -> str:
+def unknown_name(what: str, given: str, known) -> str:
+    """The message of an error about a name: what was given, what is known, the nearest match."""
     close = difflib.get_close_matches(str(given), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {given!r}; expected one of {', '.join(map(str, known))}{hint}"
@@ -174,7 +175,7 @@ def override(config: ModelConfig, **fields) -> ModelConfig:
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     for name in fields:
         if name not in known:
-            raise ValueError(_unknown("model field", name, known))
+            raise ValueError(unknown_name("model field", name, known))
     return dataclasses.replace(config, **fields)
 
 
@@ -185,5 +186,5 @@ def preset(name: str, **fields) -> ModelConfig:
       ValueError: an unknown preset or field, with the nearest one.
     """
     if name not in PRESETS:
-        raise ValueError(_unknown("preset", name, tuple(PRESETS)))
+        raise ValueError(unknown_name("preset", name, tuple(PRESETS)))
     return override(PRESETS[name], **fields)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from models.attention import Attention, rope_table, visibility
 from models.cache import Cache
-from models.config import ModelConfig
+from models.config import ModelConfig, override
 from models.heads import init_heads
 from models.layers import INIT_SCALE, MLP, Linear, RMSNorm
 from models.moe import SparseMLP
@@ -193,7 +193,8 @@ class MultiToken(nn.Module):
     @nn.compact
     def __call__(self, state, positions, embedded, tokens, depth, segment_ids=None):
         """Returns the new state [B, S, D] and its positions, -1 where token s + d is missing."""
-        config = self.config
+        # These blocks train whole; adapters are the trunk's.
+        config = override(self.config, lora_rank=0)
         ahead = jnp.roll(tokens, -depth, axis=1)
         ahead_positions = jnp.roll(positions, -1, axis=1).at[:, -1].set(-1)
         positions = jnp.where(ahead_positions > positions, positions, -1)
