@@ -124,3 +124,14 @@ def first_in_group(group_ids):
 def number_of_groups(group_ids, dtype=jnp.float32):
     """Number of distinct groups in the batch, a scalar."""
     return jnp.sum(first_in_group(group_ids)).astype(dtype)
+
+
+def column_sum(x, group_ids):
+    """Sum over the group in each column, [B,K] -> [B,K]; as one product, full precision."""
+    same = same_group(group_ids).astype(x.dtype)
+    return jnp.matmul(same, x, precision="highest")
+
+
+def column_max(x, group_ids):
+    """Maximum over the group in each column, [B,K] -> [B,K]."""
+    return jnp.max(jnp.where(same_group(group_ids)[:, :, None], x[None], -jnp.inf), axis=1)

@@ -32,6 +32,11 @@ def share(ratio, n):
     return jnp.ceil(ratio * n - _slack(ratio * n))
 
 
+def share_down(ratio, n):
+    """floor(ratio n), where a rounding error below a whole number does not take one off."""
+    return jnp.floor(ratio * n + _slack(ratio * n))
+
+
 def top(x, mask, count, axis=-1):
     """0/1 array of the `count` valid positions of largest x, or all if there are fewer.
 
