@@ -1,0 +1,709 @@
+"""The training loop: one run, read from top to bottom.
+
+selection picks prompts -> rollouts sample and grade responses -> signals fill the arrays that the
+paper asks for -> the update runs the composed objective -> evaluation now and then.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+import losses
+import models
+from losses.catalogue import needs_of
+from models import lora, sampling
+from research import checkpoints, devices, evaluation, reporting, rewards, signals, update
+from research import rollouts as ro
+from research.config import ConfigError, composition
+from research.selection import PromptOrder
+from research.statistics import statistics, streamed
+from research.tasks import get_task
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run leaves behind.
+
+    Attributes:
+      workdir: metrics, checkpoints, config and report.
+      before, after: evaluation after the warm-up and at the end.
+      history: one dict of logged scalars per step.
+      params: the final parameters, on the host.
+      model: their ModelConfig.
+    """
+
+    workdir: Path
+    before: dict[str, float]
+    after: dict[str, float]
+    history: list[dict[str, float]]
+    params: Any
+    model: models.ModelConfig
+
+
+def run(
+    config: ConfigDict,
+    *,
+    objective: Callable | None = None,
+    log: Callable[[str], None] = print,
+    on_step: Callable[[dict], None] | None = None,
+) -> Result:
+    """Trains as the config says, resuming from the work directory's last checkpoint.
+
+    Args:
+      config: from `research.config.build`.
+      objective: a function with the catalogue's argument names, instead of the config's objective.
+      log: receives the progress lines.
+      on_step: receives each step's logged scalars.
+
+    Returns:
+      A Result.
+
+    Raises:
+      ConfigError: the config cannot be run, or the work directory holds another one.
+      rewards.RewardError: a reward failed and `on_reward_error` is "stop"; a checkpoint is saved.
+      RuntimeError: too many consecutive updates had a non-finite gradient; a checkpoint is saved.
+    """
+    trainer = Trainer(config, objective, log)
+    with checkpoints.Store(trainer.workdir, config, log) as store:
+        trainer.start(store)
+        try:
+            for step in range(trainer.step, config.steps):
+                logged = trainer.train_step(step)
+                if on_step:
+                    on_step(logged)
+                every = config.checkpoint.every
+                if every and (step + 1) % every == 0 and step + 1 < config.steps:
+                    store.save(step + 1, trainer.snapshot())
+        except (rewards.RewardError, RuntimeError, KeyboardInterrupt):
+            store.save(trainer.step, trainer.snapshot())
+            raise
+        return trainer.finish(store)
+
+
+class Trainer:
+    """The state of a run and its steps. `run` is the way in."""
+
+    def __init__(self, config, objective, log):
+        self.config, self.log = config, log
+        self.composed = composition(config, objective)
+        self.workdir = Path(config.workdir or f"runs/{config.paper}")
+        before = [s for s in self.composed.stages if s not in self._loss_stages()]
+        self.shaping = [s for s in before if s.paper.kind in ("selection", "reward")]
+        self.crediting = [s for s in before if s not in self.shaping]
+        self.needs = self._constants()
+        signals.check(self.needs)
+        self.task = get_task(seed=config.seed, **_plain(config.task))
+        self.reward_weights = dict(config.rewards) or dict(self.task.rewards)
+        self.tokenizer = models.load_tokenizer(config.model, config.tokenizer, self.task.alphabet)
+        self.layout = devices.layout(config.devices, config.mesh)
+        self.model, params = self._policy()
+        self.trainable, frozen = lora.partition(params)
+        self.frozen = self.layout.place(frozen)
+        self.order = PromptOrder(self.task, config.seed)
+        self.step = 0
+        self.carried: dict[str, np.ndarray] = {}
+        self.consecutive_skips = 0
+        self.history: list[dict] = []
+        self._compiled: dict = {}
+
+    # -- models ----------------------------------------------------------------------------------
+
+    def _loss_stages(self):
+        return (self.composed.objective, *self.composed.regularizers)
+
+    def _constants(self):
+        """Arrays to be made from each rollout; gradient arrays of the loss come with the update."""
+        before = [s for s in self.composed.stages if s not in self._loss_stages()]
+        loss_needs = needs_of(self._loss_stages())
+        made = {name for s in before for name in s.paper.outputs}
+        self.gradients = tuple(
+            n for n in loss_needs if any(n in s.paper.gradients for s in self._loss_stages())
+        )
+        token, self.streams, _ = streamed(self.composed)
+        split = {"logits", *(f"{s}_logits" for s in ("teacher", "ref", "old"))} if token else set()
+        self.loss_needs = [n for n in loss_needs if n not in self.gradients and n not in split]
+        if token:
+            self.gradients = tuple(n for n in self.gradients if n != "logits")
+        rest = [n for n in self.loss_needs if n not in made]
+        return tuple(dict.fromkeys([*needs_of(before), *rest, "mask"]))
+
+    def _policy(self):
+        config = self.config
+        wanted = {*self.needs, *self.gradients}
+        fields = _plain(config.model_fields) | {
+            "dtype": config.compute_dtype,
+            "param_dtype": config.param_dtype,
+            "value_head": bool(wanted & {"values", "old_values"}),
+        }
+        if config.lora.rank:
+            fields |= {
+                "lora_rank": config.lora.rank,
+                "lora_alpha": config.lora.alpha,
+                "lora_targets": tuple(config.lora.targets.split(",")),
+            }
+        model, params = models.load(
+            config.model, self.tokenizer, seed=config.seed, mesh=self.layout.mesh, **fields
+        )
+        longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
+        if longest > model.max_length:
+            raise ConfigError(
+                f"max_prompt_tokens + max_new_tokens = {longest} exceeds the model's context of "
+                f"{model.max_length} tokens."
+            )
+        return model, params
+
+    @property
+    def placed(self):
+        return (self.state.params, self.frozen)
+
+    def start(self, store):
+        """Warm-up, or the last checkpoint; then the evaluation before the first step."""
+        config = self.config
+        updates = config.steps * config.update.epochs * config.update.minibatches
+        self.optimizer = update.make_optimizer(config.optimizer, updates)
+        self.log(
+            f"{config.paper}: {models.count(self.trainable):,} trainable of "
+            f"{models.count(self.trainable) + models.count(self.layout.fetch(self.frozen)):,} "
+            f"parameters, task {self.task.name}, {self.layout.kind} over "
+            f"{self.layout.count} device(s), work directory {self.workdir}"
+        )
+        initial = store.initial()
+        if initial is None:
+            warmed = self._supervised(config.warmup.steps, config.seed, "warm-up")
+            teacher = self._teacher_params()
+            initial = {"params": warmed, **({"teacher": teacher} if teacher is not None else {})}
+            store.save_initial(initial)
+        self.initial = initial
+        self.sources = {}
+        asked = signals.sources(self.needs) | set(self.streams)
+        if "reference" in asked:
+            reference = self.layout.place(initial["params"])
+            self.sources["reference"] = (self.model, (reference, self.frozen))
+        if "teacher" in asked:
+            self.sources["teacher"] = self._teacher()
+        self.state = self._fresh_state(initial["params"])
+        self.past = collections.deque(maxlen=max(config.staleness, 1))
+        self.metrics = reporting.MetricsWriter(self.workdir)
+        resumed = store.latest(self._template())
+        if resumed is None:
+            self.before = self.evaluate(0)
+            self.metrics.write(0, {f"eval/{k}": v for k, v in self.before.items()})
+            self._report_evaluation(0, self.before)
+        else:
+            self._restore(resumed)
+
+    def _fresh_state(self, params):
+        place = self.layout.place
+        if self.layout.kind == "mesh":
+            state = update.initial_state(place(params), self.optimizer, self.config.ema > 0)
+            return state
+        return place(update.initial_state(params, self.optimizer, self.config.ema > 0))
+
+    def _teacher_params(self):
+        """Parameters of an `sft:STEPS` teacher: the same model after more demonstrations."""
+        kind, _, steps = self.config.teacher.partition(":")
+        asks = "teacher" in signals.sources(self.needs) | set(self.streams)
+        if not asks or kind != "sft":
+            return None
+        if not steps.isdigit():
+            raise ConfigError(f"teacher={self.config.teacher!r}: expected sft:STEPS, e.g. sft:400.")
+        return self._supervised(int(steps), self.config.seed + 1, "teacher")
+
+    def _teacher(self):
+        kind = self.config.teacher.partition(":")[0]
+        if kind == "sft":
+            return self.model, (self.layout.place(self.initial["teacher"]), self.frozen)
+        if kind == "ema":
+            if not self.config.ema:
+                raise ConfigError("teacher=ema needs an average: set config.ema, e.g. 0.99.")
+            return "ema"
+        if not self.config.teacher:
+            raise ConfigError(
+                f"{self.config.paper} asks for a teacher: set config.teacher to a model "
+                "directory, `ema`, or `sft:STEPS`."
+            )
+        model, params = models.load(self.config.teacher, self.tokenizer, seed=0)
+        trainable, frozen = lora.partition(params)
+        return model, (self.layout.place(trainable), self.layout.place(frozen))
+
+    def _source(self, name):
+        if name == "policy":
+            return self.model, self.placed
+        found = self.sources[name]
+        return (self.model, (self.state.ema, self.frozen)) if found == "ema" else found
+
+    # -- compiled functions ----------------------------------------------------------------------
+
+    def _cached(self, key, make):
+        if key not in self._compiled:
+            self._compiled[key] = make()
+        return self._compiled[key]
+
+    def score(self, source, names, rollout, fields=None) -> dict[str, np.ndarray]:
+        """Statistics of a rollout's responses under a model, on the host."""
+        model, placed = self._source(source)
+        rows = rollout.model_rows()
+
+        def make():
+            def function(placed, rows):
+                return statistics(
+                    model,
+                    lora.combine(*placed),
+                    rows,
+                    names,
+                    prompt_length=rows["tokens"].shape[1] - rollout.tokens.shape[1],
+                    temperature=self.config.sampling.temperature,
+                    chunk=self.config.update.head_chunk,
+                )
+
+            return self.layout.map_rows(function)
+
+        names = tuple(names)
+        out = self._cached(("score", model, names, rows["tokens"].shape[1]), make)(placed, rows)
+        return {k: np.asarray(v) for k, v in out.items()}
+
+    def sample(self, placed, prompts, positions, keys, *, group_size, temperature=None):
+        """Samples groups of responses; arrays on the host."""
+        s = self.config.sampling
+        temperature = s.temperature if temperature is None else temperature
+        dtype = self.config.sampler_dtype
+        model = models.override(self.model, dtype=dtype) if dtype else self.model
+
+        def make():
+            def function(placed, rows):
+                params = lora.combine(*placed)
+                if dtype:
+                    params = jax.tree.map(lambda x: x.astype(dtype), params)
+                words = rows["keys"].reshape(-1, *rows["keys"].shape[2:])
+                out = sampling.sample(
+                    model,
+                    params,
+                    rows["prompts"],
+                    rows["positions"],
+                    jax.random.wrap_key_data(words),
+                    group_size=group_size,
+                    max_new_tokens=s.max_new_tokens,
+                    temperature=temperature,
+                    top_k=s.top_k,
+                    top_p=s.top_p,
+                    min_p=s.min_p,
+                    stop_tokens=tuple(self.tokenizer.stop_ids),
+                    pad_id=self.tokenizer.pad_id,
+                )
+                return {
+                    "tokens": out.tokens,
+                    "mask": out.mask,
+                    "logprobs": out.logprobs,
+                    "truncated": out.truncated,
+                }
+
+            return self.layout.map_rows(function, rows_per_row=group_size)
+
+        keys = keys.reshape(len(prompts), group_size, *keys.shape[1:])
+        rows = {"prompts": prompts, "positions": positions, "keys": keys}
+        out = self._cached(("sample", group_size, temperature), make)(placed, rows)
+        return {k: np.asarray(v) for k, v in out.items()}
+
+    def _update(self, total_rows):
+        """The compiled update for minibatches of this many rows."""
+
+        def make():
+            token, streams, loss = streamed(self.composed)
+            heads = {s: self._source(s)[0] for s in streams}
+
+            def rows_to_statistics(params, frozen, rows):
+                others = {s: (heads[s], frozen["heads"][s], rows[f"{s}_hidden"]) for s in streams}
+                out = statistics(
+                    self.model,
+                    lora.combine(params, frozen["frozen"]),
+                    rows,
+                    self.gradients,
+                    prompt_length=self.config.sampling.max_prompt_tokens,
+                    temperature=self.config.sampling.temperature,
+                    chunk=self.config.update.head_chunk,
+                    extra={"streamed": token} if token else None,
+                    others=others,
+                )
+                return {**out, **out.pop("streamed", {})}
+
+            return self.layout.compile_update(
+                update.make_update(
+                    rows_to_statistics,
+                    lambda found, constants: loss({**constants, **found}),
+                    self.optimizer,
+                    total_rows=total_rows,
+                    microbatches=self.config.update.microbatches,
+                    axis=self.layout.axis,
+                    ema=self.config.ema,
+                )
+            )
+
+        return self._cached(("update", total_rows), make)
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def sampler_params(self, step):
+        """The parameters to sample from: stale, in another type or noisy, as configured."""
+        params = self.past[0] if self.config.staleness and self.past else self.state.params
+        if not self.config.sampler_noise:
+            return (params, self.frozen)
+
+        def perturb(tree, key):
+            leaves, structure = jax.tree.flatten(tree)
+            keys = jax.random.split(key, len(leaves))
+            scale = self.config.sampler_noise
+            noisy = [
+                x * (1 + scale * jax.random.normal(k, x.shape, x.dtype))
+                for x, k in zip(leaves, keys)
+            ]
+            return jax.tree.unflatten(structure, noisy)
+
+        key = jax.random.fold_in(jax.random.key(self.config.seed + 7), step)
+        return (self._cached("noise", lambda: jax.jit(perturb))(params, key), self.frozen)
+
+    def respond(self, placed, records, ids, step, *, group_size, seed, temperature=None):
+        """Samples and grades responses to task records."""
+        config = self.config
+        shown = [self.tokenizer.render(r.prompt, system=self.task.system) for r in records]
+        prompts, positions = ro.encode_prompts(
+            shown, self.tokenizer.encode, config.sampling.max_prompt_tokens, self.tokenizer.pad_id
+        )
+        keys = ro.response_keys(seed, step, ids, group_size)
+        out = self.sample(
+            placed, prompts, positions, keys, group_size=group_size, temperature=temperature
+        )
+        texts = [
+            self.tokenizer.decode([int(t) for t, m in zip(row, valid) if m])
+            for row, valid in zip(out["tokens"], out["mask"])
+        ]
+        per_row = [r for r in records for _ in range(group_size)]
+        graded = rewards.grade(texts, per_row, self.reward_weights, on_error=config.on_reward_error)
+        verdict = rewards.grade(texts, per_row, self.task.verifier, on_error="zero")
+        return ro.Rollout(
+            prompts=np.repeat(prompts, group_size, axis=0),
+            prompt_positions=np.repeat(positions, group_size, axis=0),
+            tokens=out["tokens"],
+            mask=out["mask"],
+            logprobs=out["logprobs"],
+            truncated=out["truncated"],
+            group_ids=np.repeat(np.asarray(ids, np.int32), group_size),
+            records=per_row,
+            texts=texts,
+            rewards=np.asarray(graded.total, np.float32),
+            components={k: np.asarray(v, np.float32) for k, v in graded.components.items()},
+            correct=(np.asarray(verdict.total) >= 1.0).astype(np.float32),
+            errors=graded.errors,
+        )
+
+    def rollout(self, step):
+        """A batch of graded responses; with a selection stage, of prompts that it keeps."""
+        config = self.config
+        placed = self.sampler_params(step)
+        kept, spare, generated, found = [], [], 0, 0
+        for _ in range(config.selection.max_rounds if self.composed.selection else 1):
+            records, ids = self.order.next(config.prompts_per_step)
+            batch = self.respond(
+                placed, records, ids, step, group_size=config.group_size, seed=config.seed
+            )
+            generated += len(records)
+            if not self.composed.selection:
+                return batch, {}
+            keep = self._kept(batch).reshape(-1, config.group_size)[:, 0] > 0
+            found += int(keep.sum())
+            for group, good in enumerate(keep):
+                rows = np.arange(config.group_size) + group * config.group_size
+                (kept if good else spare).append(batch.take(rows))
+            if len(kept) >= config.prompts_per_step:
+                break
+        chosen = (kept + spare)[: config.prompts_per_step]
+        return ro.joined(chosen), {"generated_prompts": generated, "kept_prompts": found}
+
+    def _kept(self, batch):
+        keep = np.ones(len(batch), np.float32)
+        for stage in self.composed.selection:
+            arrays = signals.collect(stage.needs, self._context(batch))
+            keep = keep * np.asarray(stage(arrays))
+        return keep
+
+    def _context(self, batch):
+        def greedy():
+            size = self.config.group_size
+            first = np.arange(0, len(batch), size)
+            placed = self.sampler_params(self.step)
+            answer = self.respond(
+                placed,
+                [batch.records[i] for i in first],
+                batch.group_ids[first],
+                self.step,
+                group_size=1,
+                seed=self.config.seed,
+                temperature=0.0,
+            )
+            return np.repeat(answer.rewards, size)
+
+        return signals.Context(
+            rollout=batch,
+            statistics=lambda source, names: self.score(source, names, batch),
+            greedy_rewards=greedy,
+            carried=self.carried,
+            config=self.config,
+        )
+
+    def train_step(self, step) -> dict[str, float]:
+        """One rollout and its updates; returns and records the logged scalars."""
+        started = time.perf_counter()
+        batch, logged = self.rollout(step)
+        arrays = signals.collect(self.needs, self._context(batch))
+        prepared = self._prepare(arrays)
+        arrays = {**arrays, **prepared["arrays"]}
+        logged |= {k: float(v) for k, v in prepared["metrics"].items()}
+        logged |= self._optimise(step, batch, arrays)
+        if self.config.staleness:
+            self.past.append(jax.tree.map(jnp.array, self.state.params))
+        seconds = time.perf_counter() - started
+        tokens = float(batch.mask.sum())
+        logged = {
+            "reward": float(batch.rewards.mean()),
+            "accuracy": float(batch.correct.mean()),
+            "entropy": float(-(batch.logprobs * batch.mask).sum() / max(tokens, 1)),
+            "length": tokens / len(batch),
+            "truncated": float(batch.truncated.mean()),
+            "reward_errors": float(batch.errors),
+            **{f"reward/{k}": float(v.mean()) for k, v in batch.components.items()},
+            **logged,
+            "tokens_per_second": tokens / seconds,
+            "seconds": seconds,
+        }
+        self.step = step + 1
+        every = self.config.evaluation.every
+        if every and self.step % every == 0 and self.step < self.config.steps:
+            found = self.evaluate(self.step)
+            logged |= {f"eval/{k}": v for k, v in found.items()}
+        self.history.append(logged)
+        self.metrics.write(self.step, logged)
+        self.log(progress_line(self.step, self.config.steps, logged))
+        return logged
+
+    def _prepare(self, arrays):
+        stages = [*self.shaping, *self.crediting]
+        if not stages:
+            return {"arrays": {}, "metrics": {}}
+        run = self._cached(
+            "prepare", lambda: jax.jit(lambda given: self.composed.prepare(given, stages))
+        )
+        needed = needs_of(stages)
+        extra = ["token_rewards"] if "token_rewards" in arrays else []
+        return run({n: arrays[n] for n in {*needed, *extra}})
+
+    def _optimise(self, step, batch, arrays):
+        """Epochs and minibatches over one rollout; whole groups stay together."""
+        config = self.config
+        rows = batch.model_rows()
+        for source in self.streams:
+            rows[f"{source}_hidden"] = self.score(source, ("hidden",), batch)["hidden"]
+        heads = {
+            s: {k: v for k, v in self._source(s)[1][0].items() if k in ("embed", "head")}
+            | {k: v for k, v in self._source(s)[1][1].items() if k in ("embed", "head")}
+            for s in self.streams
+        }
+        heads = jax.tree.map(jnp.array, heads)  # the policy's own are donated by the update
+        frozen = {"frozen": self.frozen, "heads": heads}
+        constants = {n: np.asarray(arrays[n]) for n in self.loss_needs if n in arrays}
+        groups = np.arange(len(batch)).reshape(-1, config.group_size)
+        count = config.update.minibatches
+        if len(groups) % count:
+            raise ConfigError(
+                f"update.minibatches={count} does not divide prompts_per_step={len(groups)}."
+            )
+        logs = []
+        for epoch in range(config.update.epochs):
+            order = np.arange(len(groups))
+            if count > 1:
+                order = np.random.default_rng((config.seed, step, epoch)).permutation(order)
+            for part in np.split(order, count):
+                picked = groups[part].reshape(-1)
+                logs.append(self._one_update(rows, constants, frozen, picked, len(batch)))
+        return {k: float(np.mean([m[k] for m in logs])) for k in logs[0]}
+
+    def _one_update(self, rows, constants, frozen, picked, total):
+        multiple = self.layout.count * self.config.update.microbatches
+        part = devices.pad_rows({k: v[picked] for k, v in rows.items()}, multiple)
+        chosen = {
+            k: v[picked] if np.ndim(v) and len(v) == total else v for k, v in constants.items()
+        }
+        function = self._update(len(picked))
+        self.state, metrics = function(self.state, frozen, part, chosen)
+        scalars = {k: float(v) for k, v in metrics["scalars"].items()}
+        known = {n for s in self._loss_stages() for n in s.paper.arrays}
+        for name, value in metrics["arrays"].items():
+            if name in known:
+                self.carried[name] = np.asarray(value)
+        finite = scalars.pop("finite")
+        self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
+        scalars["skipped"] = 1.0 - finite
+        if self.consecutive_skips >= self.config.max_skipped:
+            raise RuntimeError(
+                f"{self.consecutive_skips} consecutive updates had a non-finite loss or gradient "
+                f"(loss {scalars['loss']}, gradient norm {scalars['grad_norm']}) and were skipped. "
+                "Lower optimizer.learning_rate, or look at the ratios: the last parameters are "
+                f"saved in {self.workdir}."
+            )
+        return scalars
+
+    # -- supervised warm-up -------------------------------------------------------------------------
+
+    def _supervised(self, steps, seed, what):
+        """Maximum likelihood on the task's demonstrations; returns host parameters."""
+        params = self.trainable
+        if not steps:
+            return self.layout.fetch(self.layout.place(params))
+        config = self.config
+        composed = losses.paper("sft")
+        optimizer = update.make_optimizer(
+            ConfigDict({**_plain(config.optimizer), "learning_rate": config.warmup.learning_rate}),
+            steps,
+        )
+        size = config.warmup.batch_size
+
+        def rows_to_statistics(params, frozen, rows):
+            return statistics(
+                self.model,
+                lora.combine(params, frozen),
+                rows,
+                ("logprobs",),
+                prompt_length=config.sampling.max_prompt_tokens,
+                temperature=1.0,
+                chunk=config.update.head_chunk,
+            )
+
+        function = self.layout.compile_update(
+            update.make_update(
+                rows_to_statistics,
+                lambda found, constants: composed.loss({**constants, **found}),
+                optimizer,
+                total_rows=size,
+                axis=self.layout.axis,
+            )
+        )
+        state = self.layout.place(update.initial_state(params, optimizer, False))
+        order = PromptOrder(self.task, seed)
+        for step in range(steps):
+            records, _ = order.next(size)
+            rows, mask = self._demonstrations(records)
+            rows = devices.pad_rows(rows, self.layout.count)
+            state, metrics = function(state, self.frozen, rows, {"mask": mask})
+            if (step + 1) % max(steps // 4, 1) == 0:
+                loss = float(metrics["scalars"]["loss"])
+                self.log(f"{what} {step + 1}/{steps}  cross-entropy {loss:.3f} nats per token")
+        return self.layout.fetch(state.params)
+
+    def _demonstrations(self, records):
+        s, tokenizer = self.config.sampling, self.tokenizer
+        shown = [tokenizer.render(r.prompt, system=self.task.system) for r in records]
+        prompts, positions = ro.encode_prompts(
+            shown, tokenizer.encode, s.max_prompt_tokens, tokenizer.pad_id
+        )
+        tokens = np.full((len(records), s.max_new_tokens), tokenizer.pad_id, np.int32)
+        mask = np.zeros((len(records), s.max_new_tokens), np.float32)
+        for row, record in enumerate(records):
+            ids = [*tokenizer.encode(self.task.demonstration(record)), tokenizer.eos_id]
+            ids = ids[: s.max_new_tokens]
+            tokens[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+        empty = np.zeros(len(records))
+        shown = ro.Rollout(prompts, positions, tokens, mask, mask, empty > 0, empty, records, [])
+        return shown.model_rows(), mask
+
+    # -- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, step) -> dict[str, float]:
+        """Greedy accuracy and sampled pass@k on held-out prompts."""
+        config = self.config
+        records = self.task.heldout(config.evaluation.prompts)
+        ids = np.arange(len(records))
+        params = self.state.ema if self.state.ema is not None else self.state.params
+        placed = (params, self.frozen)
+        seed = config.seed + 1_000_003
+        greedy = self.respond(placed, records, ids, 0, group_size=1, seed=seed, temperature=0.0)
+        size = config.evaluation.samples
+        sampled = self.respond(placed, records, ids, 0, group_size=size, seed=seed)
+        found = evaluation.summary(
+            sampled.texts, sampled.correct.reshape(-1, size), self.task.extract
+        )
+        found = {k: float(v) for k, v in found.items()}
+        return {"greedy_accuracy": float(greedy.correct.mean()), **found}
+
+    def _report_evaluation(self, step, found):
+        shown = "  ".join(f"{k} {v:.3f}" for k, v in found.items())
+        self.log(f"evaluation at step {step}: {shown}")
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on, on the host."""
+        return {
+            "state": self.layout.fetch(self.state),
+            "past": [self.layout.fetch(p) for p in self.past],
+            "carried": self.carried,
+            "meta": {
+                "step": self.step,
+                "order": self.order.state(),
+                "consecutive_skips": self.consecutive_skips,
+                "before": self.before,
+                "past": len(self.past),
+            },
+        }
+
+    def _template(self):
+        state = jax.eval_shape(lambda: update.initial_state(
+            self.initial["params"], self.optimizer, self.config.ema > 0))  # fmt: skip
+        return {"state": state, "params": self.initial["params"]}
+
+    def _restore(self, found):
+        meta = found["meta"]
+        self.state = self.layout.place(found["state"])
+        for params in found["past"]:
+            self.past.append(self.layout.place(params))
+        self.carried = {k: np.asarray(v) for k, v in found["carried"].items()}
+        self.step, self.before = meta["step"], meta["before"]
+        self.consecutive_skips = meta["consecutive_skips"]
+        self.order.restore(meta["order"])
+        self.metrics.truncate(self.step)
+        self.history = [m for m in reporting.read_metrics(self.workdir) if m["step"] > 0]
+        self.log(f"resumed from step {self.step} of {self.workdir}")
+
+    def finish(self, store) -> Result:
+        """Final checkpoint, evaluation, table and picture."""
+        after = self.evaluate(self.step)
+        self._report_evaluation(self.step, after)
+        self.metrics.write(self.step, {f"eval/{k}": v for k, v in after.items()})
+        store.save(self.step, self.snapshot())
+        self.metrics.close()
+        self.log(reporting.final_table(self.before, after))
+        picture = reporting.report_picture(self.workdir)
+        self.log(f"report: {picture}")
+        params = lora.combine(self.layout.fetch(self.state.params), self.layout.fetch(self.frozen))
+        return Result(self.workdir, self.before, after, self.history, params, self.model)
+
+
+def progress_line(step, steps, logged) -> str:
+    """One line per step: reward, accuracy, KL, entropy, clip fraction, tokens/s."""
+    kl = logged.get("kl", logged.get("approx_kl", float("nan")))
+    clip = logged.get("clip_fraction", float("nan"))
+    return (
+        f"step {step:>{len(str(steps))}}/{steps}  reward {logged['reward']:6.3f}  "
+        f"accuracy {logged['accuracy']:.3f}  kl {kl:8.5f}  entropy {logged['entropy']:.3f}  "
+        f"clip {clip:.3f}  length {logged['length']:.1f}  "
+        f"{logged['tokens_per_second']:,.0f} tokens/s"
+    )
+
+
+def _plain(config) -> dict:
+    return config.to_dict() if isinstance(config, ConfigDict) else dict(config)

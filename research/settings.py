@@ -1,0 +1,28 @@
+"""The default task and settings of each paper: those in which its mechanism shows.
+
+Slug -> {dotted path of the config: value}. A paper that is not listed runs the default job. Off-
+policy papers sample from stale parameters; papers about the mismatch of sampler and trainer
+sample in bfloat16; distillation gets a teacher trained on the task's demonstrations.
+"""
+
+_STALE = {"staleness": 4}
+_MISMATCH = {"staleness": 1, "sampler_dtype": "bfloat16"}
+_TEACHER = {"teacher": "sft:400"}
+
+SETTINGS = {
+    "cispo": _STALE,
+    "decoupled-ppo": {**_STALE, **_MISMATCH, "staleness": 4},
+    "dr-grpo": {},
+    "dual-clip-ppo": {**_STALE, "update.minibatches": 4},
+    "dynamic-sampling": {"prompts_per_step": 16},
+    "gspo": {"update.minibatches": 4},
+    "gspo-token": {"update.minibatches": 4},
+    "kpo": {**_STALE, "objective.process_noise": 0.05},
+    "minpro": _STALE,
+    "mis": _MISMATCH,
+    "opd": _TEACHER,
+    "opd-full": _TEACHER,
+    "ppo": {"update.minibatches": 4},
+    "soft-overlong": {"reward.soft_overlong.cache": 2},
+    "tis": _MISMATCH,
+}

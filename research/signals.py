@@ -1,0 +1,127 @@
+"""The signals table: how each array that a stage can ask for is made from a rollout.
+
+A stage's signature names the arrays it reads; `collect` makes exactly those. Statistics of the
+models (the policy at the start of the update, the reference, the teacher) are computed in one
+forward pass per model, for the names that are asked for, and a model that nothing asks for is
+never loaded.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from losses.catalogue import nearest
+from research.rollouts import Rollout
+
+
+@dataclasses.dataclass
+class Context:
+    """What signals are made from.
+
+    Attributes:
+      rollout: the responses and their grades.
+      statistics: (source, names) -> dict of arrays; source is "policy", "reference" or "teacher",
+        names are keys of research.statistics.STATISTICS.
+      greedy_rewards: () -> [B] rewards of the greedy response to each row's prompt.
+      carried: arrays that objectives returned after the last update (running baselines ...).
+      config: the run's config.
+    """
+
+    rollout: Rollout
+    statistics: Callable[[str, Sequence[str]], Mapping[str, np.ndarray]]
+    greedy_rewards: Callable[[], np.ndarray]
+    carried: Mapping[str, Any]
+    config: Any
+
+
+MODEL_SIGNALS = {
+    # Stages before the objective see the policy as it is when the update starts.
+    "logprobs": ("policy", "logprobs"),
+    "entropy": ("policy", "entropy"),
+    "values": ("policy", "values"),
+    "logits": ("policy", "logits"),
+    "old_logprobs": ("policy", "logprobs"),
+    "old_entropy": ("policy", "entropy"),
+    "old_values": ("policy", "values"),
+    "old_logits": ("policy", "logits"),
+    "ref_logprobs": ("reference", "logprobs"),
+    "ref_logits": ("reference", "logits"),
+    "teacher_logprobs": ("teacher", "logprobs"),
+    "teacher_logits": ("teacher", "logits"),
+}
+"""Signal -> (model, statistic)."""
+
+SIGNALS: dict[str, Callable[[Context], np.ndarray]] = {
+    "tokens": lambda c: c.rollout.tokens,
+    "mask": lambda c: c.rollout.mask,
+    "sampler_logprobs": lambda c: c.rollout.logprobs,
+    "rewards": lambda c: c.rollout.rewards,
+    "reward_components": lambda c: np.stack(list(c.rollout.components.values()), axis=1),
+    "group_ids": lambda c: c.rollout.group_ids,
+    "lengths": lambda c: c.rollout.mask.sum(1).astype(np.int32),
+    "truncated": lambda c: c.rollout.truncated.astype(np.float32),
+    "correct": lambda c: c.rollout.correct,
+    "token_rewards": lambda c: outcome_on_last_token(c.rollout),
+    "greedy_rewards": lambda c: c.greedy_rewards(),
+}
+"""Signal -> how it is made."""
+
+
+def signal(name: str) -> Callable:
+    """Adds a signal to the table: `@signal("uncertainty") def _(context): ...`."""
+
+    def add(function):
+        SIGNALS[name] = function
+        return function
+
+    return add
+
+
+def outcome_on_last_token(rollout: Rollout) -> np.ndarray:
+    """The outcome reward on the last token of each response, [B,T]."""
+    dense = np.zeros_like(rollout.mask)
+    last = np.maximum(rollout.mask.sum(1).astype(int) - 1, 0)
+    dense[np.arange(len(last)), last] = rollout.rewards
+    return dense * rollout.mask
+
+
+def check(needs: Sequence[str], carried: Sequence[str] = ()) -> None:
+    """Raises an error, before any work, if a needed array is in no table.
+
+    Raises:
+      ValueError: names the array and the nearest ones that can be supplied.
+    """
+    known = {*SIGNALS, *MODEL_SIGNALS, *carried}
+    for name in needs:
+        if name not in known:
+            raise ValueError(
+                f"The trainer has no signal {name!r}.{nearest(name, sorted(known))} "
+                "Add one with research.signals.signal, or call the function on arrays of your own."
+            )
+
+
+def sources(needs: Sequence[str]) -> set[str]:
+    """Returns the models that a set of needs asks for, beside the policy."""
+    return {MODEL_SIGNALS[n][0] for n in needs if n in MODEL_SIGNALS} - {"policy"}
+
+
+def collect(needs: Sequence[str], context: Context) -> dict[str, np.ndarray]:
+    """Makes the named arrays, each model run once for all that is asked of it."""
+    out = {}
+    asked: dict[str, list[str]] = {}
+    for name in needs:
+        if name in context.carried:
+            out[name] = context.carried[name]
+        elif name in SIGNALS:
+            out[name] = SIGNALS[name](context)
+        else:
+            source, statistic = MODEL_SIGNALS[name]
+            asked.setdefault(source, []).append(statistic)
+    found = {s: context.statistics(s, sorted(set(names))) for s, names in asked.items()}
+    for name in needs:
+        if name not in out:
+            source, statistic = MODEL_SIGNALS[name]
+            out[name] = found[source][statistic]
+    return out

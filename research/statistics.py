@@ -1,0 +1,124 @@
+"""From model to per-token statistics: what the update differentiates and what signals score.
+
+A statistic is made from the response's hidden states, in chunks of the vocabulary head, so that
+no [B,T,V] array exists. An objective over whole distributions is split by its paper into a token
+function, which rides the same chunks, and a reduction.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+
+import losses
+from models import heads, scoring
+from models.config import ModelConfig
+
+STATISTICS = ("logprobs", "entropy", "values", "logits", "hidden")
+"""What can be computed of a response under a model; "logits" and "hidden" are dense."""
+
+HEAD_FUNCTIONS = {
+    "logprobs": lambda logits, token: scoring.log_prob(logits, token),
+    "entropy": lambda logits, token: scoring.entropy(logits),
+}
+"""Statistics that are functions of (logits, token) at a position."""
+
+
+def statistics(
+    config: ModelConfig,
+    params,
+    rows: Mapping[str, jax.Array],
+    names: Sequence[str],
+    *,
+    prompt_length: int,
+    temperature: float,
+    chunk: int,
+    extra: Mapping[str, Callable] | None = None,
+    others: Mapping[str, tuple] | None = None,
+) -> dict[str, jax.Array]:
+    """Returns the named statistics of the responses, each [B,T] (dense ones [B,T,V or D]).
+
+    Args:
+      config, params: the model.
+      rows: "tokens" and "positions" [B,P+T].
+      names: of `STATISTICS`.
+      prompt_length: P.
+      temperature: of the policy; log-probabilities, entropies and logits are of the tempered
+        distribution.
+      chunk: tokens per slice of the vocabulary head.
+      extra: further functions (logits, *others' logits, token) -> [chunk] or dict of them.
+      others: name -> (config, params, hidden [B,T,D]) of the models that `extra` compares with.
+    """
+    hidden, _ = scoring.response_hidden(
+        config, params, rows["tokens"], rows["positions"], prompt_length
+    )
+    targets = rows["tokens"][:, prompt_length:]
+    functions = {n: HEAD_FUNCTIONS[n] for n in names if n in HEAD_FUNCTIONS}
+    out = {}
+    if functions or extra:
+        out = _head(config, params, hidden, targets, functions, extra, others, temperature, chunk)
+    if "values" in names:
+        out["values"] = heads.values(params, config, hidden)
+    if "logits" in names:
+        out["logits"] = heads.logits(params, config, hidden) / temperature
+    if "hidden" in names:
+        out["hidden"] = hidden
+    return out
+
+
+def _head(config, params, hidden, targets, functions, extra, others, temperature, chunk):
+    others = list((others or {}).values())
+
+    def wrapped(function):
+        return lambda logits, *rest: function(logits, rest[-1])
+
+    every = {n: wrapped(f) for n, f in functions.items()} | dict(extra or {})
+    return scoring.token_statistics(
+        config,
+        params,
+        hidden,
+        targets,
+        every,
+        others=others,
+        temperature=temperature,
+        chunk=chunk,
+    )
+
+
+_SOURCES = {"teacher_logits": "teacher", "ref_logits": "reference", "old_logits": "policy"}
+
+
+def streamed(composed: losses.Composed):
+    """Splits off what of a composition runs in the chunks of the vocabulary head.
+
+    Returns:
+      (token, sources, loss): `token` is a function of (logits, *others' logits, token) to a dict
+      of statistics, or None; `sources` names, in order, the models whose logits it reads; `loss`
+      maps arrays (statistics among them) to (loss, metrics).
+    """
+    stage = composed.objective
+    if stage.paper.split is None:
+        return None, (), composed.loss
+    function, reduction = stage.paper.split
+    accepted = inspect.signature(function).parameters
+    hyper = {k: v for k, v in stage.settings.items() if k in accepted}
+    names = [n for n in accepted if n in _SOURCES]
+
+    def token(logits, *rest):
+        given = dict(zip(names, rest))
+        if "tokens" in accepted:
+            given["tokens"] = rest[-1]
+        return function(logits=logits, **given, **hyper)
+
+    takes = inspect.signature(reduction).parameters
+
+    def loss(arrays):
+        settings = {k: v for k, v in stage.settings.items() if k in takes}
+        given = {k: v for k, v in arrays.items() if k in takes}
+        total, metrics = reduction(**given, **settings)
+        for regularizer in composed.regularizers:
+            more, logged = regularizer(arrays)
+            total, metrics = total + more, {**metrics, **logged}
+        return total, metrics
+
+    return token, tuple(_SOURCES[n] for n in names), loss
