@@ -8,4 +8,8 @@ EXCEPTIONS = {
     ("reinforce-pp", "equal_rewards"): "whitened over the batch, with the KL in the reward",
     ("gae", "equal_rewards"): "reads dense rewards and a critic, not one outcome per group",
     ("remax", "equal_rewards"): "the baseline is the greedy response, not the group",
+    ("rlfr", "equal_rewards"): "the flow penalty does not read the rewards",
+    ("rtt", "equal_rewards"): "the token term reads verdicts and relevance, not the rewards",
+    ("spae", "equal_rewards"): "the bonus for jumps in potential does not read the rewards",
+    ("rlmec", "nothing_valid"): "the imitation of the edited solutions does not read the mask",
 }
