@@ -51,3 +51,17 @@ def last_of_turn(turn_ids, mask):
     same = turn_ids[:, :, None] == turn_ids[:, None, :]
     followed = jnp.any(later & same & (mask > 0)[:, None, :], axis=-1)
     return ((mask > 0) & ~followed).astype(mask.dtype)
+
+
+def same_turn(turn_ids, mask):
+    """[B,T,T] boolean: both tokens are valid and of the same turn, adjacent or not."""
+    valid = mask > 0
+    same = turn_ids[:, :, None] == turn_ids[:, None, :]
+    return same & valid[:, :, None] & valid[:, None, :]
+
+
+def first_of_turn(turn_ids, mask):
+    """[B,T] float: 1 on the first valid token of each turn, whatever the ids are."""
+    at = jnp.arange(mask.shape[1])
+    preceded = jnp.any(same_turn(turn_ids, mask) & (at[:, None] > at[None, :]), axis=-1)
+    return ((mask > 0) & ~preceded).astype(mask.dtype)
