@@ -328,6 +328,8 @@ def _converted(entry, name, value):
     except (TypeError, ValueError) as error:
         raise CatalogueError(f"{entry.name}: {name} is not an array: {error}") from None
     integral = kind is not None and any(d.startswith(("int", "uint")) for d in kind.dtypes)
+    if integral and array.size == 0:
+        return array.astype(jnp.int32)  # an empty list has no integers to tell its type by
     if integral and jnp.issubdtype(array.dtype, jnp.floating):
         raise CatalogueError(f"{entry.name}: {name} must hold integers, got {array.dtype}.")
     if integral:

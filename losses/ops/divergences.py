@@ -30,16 +30,36 @@ def log_softmax(logits, temperature=1.0):
     return jax.nn.log_softmax(logits / temperature, axis=-1)
 
 
+def of_token(log_p, tokens):
+    """Log-probability of the sampled token: [...,V] and int [...] -> [...].
+
+    An id outside the vocabulary, such as a padding of -1, reads the nearest entry.
+    """
+    at = jnp.clip(tokens, 0, log_p.shape[-1] - 1)[..., None]
+    return jnp.take_along_axis(log_p, at, axis=-1)[..., 0]
+
+
 def entropy_of(log_p):
     """Entropy of normalised log-probabilities over the last axis, nats; 0 log 0 = 0."""
     p = jnp.exp(log_p)
     return -jnp.sum(p * jnp.where(p > 0, log_p, 0.0), axis=-1)
 
 
+def kl_terms(log_p, log_q):
+    """p (log p - log q) of each entry, from log-probabilities; 0 log 0 = 0."""
+    p = jnp.exp(log_p)
+    return p * jnp.where(p > 0, log_p - log_q, 0.0)
+
+
 def kl(log_p, log_q):
     """KL(p || q) over the last axis from normalised log-probabilities; 0 log 0 = 0."""
-    p = jnp.exp(log_p)
-    return jnp.sum(p * jnp.where(p > 0, log_p - log_q, 0.0), axis=-1)
+    return jnp.sum(kl_terms(log_p, log_q), axis=-1)
+
+
+def jensen_shannon_terms(log_p, log_q, weight=0.5):
+    """The summands of `jensen_shannon`, one per entry."""
+    log_m = jnp.logaddexp(log_p + jnp.log(weight), log_q + jnp.log1p(-weight))
+    return weight * kl_terms(log_p, log_m) + (1 - weight) * kl_terms(log_q, log_m)
 
 
 def jensen_shannon(log_p, log_q, weight=0.5):
@@ -47,5 +67,4 @@ def jensen_shannon(log_p, log_q, weight=0.5):
 
     Over the last axis, from normalised log-probabilities; 0 < weight < 1.
     """
-    log_m = jnp.logaddexp(log_p + jnp.log(weight), log_q + jnp.log1p(-weight))
-    return weight * kl(log_p, log_m) + (1 - weight) * kl(log_q, log_m)
+    return jnp.sum(jensen_shannon_terms(log_p, log_q, weight), axis=-1)

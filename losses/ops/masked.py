@@ -56,6 +56,23 @@ def whiten(x, mask, *, ddof=1, eps=1e-8, axis=None):
     return select(jnp.where(alone, x, (x - mean) / jnp.sqrt(var + eps)), mask)
 
 
+def standardise(x, mask, *, ddof=1, eps=1e-8, axis=None):
+    """m (x - mean) / (std + eps) over the valid positions; 0 where they are all equal, or one."""
+    std = jnp.sqrt(masked_var(x, mask, axis, ddof=ddof, keepdims=True))
+    centred = x - masked_mean(x, mask, axis, keepdims=True)
+    return select(jnp.where(flat(x, mask, axis), 0.0, centred / (std + eps)), mask)
+
+
+def flat(x, mask, axis=None):
+    """Boolean: all valid positions have the same value (or there is none); keeps the axes.
+
+    Decided by max = min, since a mean that is off by a rounding error would be blown up by the
+    small eps of a denominator.
+    """
+    top = masked_max(x, mask, axis, keepdims=True)
+    return top <= masked_min(x, mask, axis, keepdims=True)
+
+
 def lengths(mask):
     """Number of valid tokens of each row, [B]."""
     return jnp.sum(mask > 0, axis=-1).astype(mask.dtype)

@@ -65,3 +65,29 @@ def first_of_turn(turn_ids, mask):
     at = jnp.arange(mask.shape[1])
     preceded = jnp.any(same_turn(turn_ids, mask) & (at[:, None] > at[None, :]), axis=-1)
     return ((mask > 0) & ~preceded).astype(mask.dtype)
+
+
+def slots(ids, mask):
+    """Renumbers the ids of each row's valid tokens to 0, 1, ... in increasing order, [B,T] int.
+
+    Whatever the ids are (gaps, negative, any size), slot k is the row's k-th turn or step that has
+    a valid token, so that T slots always suffice. Meaningless where masked.
+    """
+    big = jnp.iinfo(ids.dtype).max
+    order = jnp.argsort(jnp.where(mask > 0, ids, big), axis=1)
+    ordered = jnp.take_along_axis(jnp.where(mask > 0, ids, big), order, axis=1)
+    changes = jnp.pad(ordered[:, 1:] != ordered[:, :-1], ((0, 0), (1, 0)))
+    numbers = jnp.cumsum(changes, axis=1)
+    return jnp.take_along_axis(numbers, jnp.argsort(order, axis=1), axis=1)
+
+
+def slot_sum(x, slot, mask):
+    """Sum of x over the valid tokens of each of a row's T slots, [B,T] -> [B,T]."""
+    rows = jnp.arange(mask.shape[0])[:, None]
+    return jnp.zeros_like(x).at[rows, slot].add(select(x, mask))
+
+
+def slot_max(x, slot, mask):
+    """Maximum of x over the valid tokens of each of a row's T slots; -inf for an empty one."""
+    rows = jnp.arange(mask.shape[0])[:, None]
+    return jnp.full_like(x, -jnp.inf).at[rows, slot].max(select(x, mask, -jnp.inf))
