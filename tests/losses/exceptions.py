@@ -12,4 +12,6 @@ EXCEPTIONS = {
     ("rtt", "equal_rewards"): "the token term reads verdicts and relevance, not the rewards",
     ("spae", "equal_rewards"): "the bonus for jumps in potential does not read the rewards",
     ("rlmec", "nothing_valid"): "the imitation of the edited solutions does not read the mask",
+    ("flowtracer", "padding"): "attention spans prompt and response: T alone cannot grow",
+    ("gtpo-entropy", "equal_rewards"): "entropy tells tokens apart whatever the rewards",
 }
