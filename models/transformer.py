@@ -1,5 +1,7 @@
 """The decoder-only transformer of every supported family, read from top to bottom."""
 
+import functools
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -235,6 +237,7 @@ def _parse_capture(config: ModelConfig, capture) -> dict[str, set]:
     return wanted
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def init(config: ModelConfig, key) -> dict:
     """Returns fresh parameters: a nested dict, with every layer's leaf stacked on axis 0.
 
