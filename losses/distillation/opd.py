@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from losses.catalogue import paper
 from losses.ops.masked import aggregate, masked_mean
-from losses.ops.ratios import log_ratio, token_ratio
+from losses.ops.ratios import WIDE_BOUND, log_ratio, token_ratio
 from losses.ops.surrogates import ratio_metrics
 
 
@@ -31,8 +31,8 @@ def opd_loss(
         A_it = kl_coef (teacher_logprobs_it - old_logprobs_it)       constant, clipped to +-adv_clip
         loss = - agg( exp(logprobs - old_logprobs) A )
 
-    Discount 0: nothing is summed over the future. No baseline, no whitening, no clip on the ratio
-    but the +-20 guard of its exponent.
+    Discount 0: nothing is summed over the future. No baseline, no whitening, no clip on the
+    ratio; its exponent is held only where it would overflow (+-80).
 
     Args:
       logprobs, old_logprobs, teacher_logprobs, mask: [B,T] of the student's own tokens.
@@ -49,7 +49,7 @@ def opd_loss(
     advantages = kl_coef * gap
     if adv_clip is not None:
         advantages = jnp.clip(advantages, -adv_clip, adv_clip)
-    term = token_ratio(logprobs, old_logprobs, mask) * advantages
+    term = token_ratio(logprobs, old_logprobs, mask, WIDE_BOUND) * advantages
     metrics = {
         "teacher_kl": -masked_mean(gap, mask),
         **ratio_metrics(logprobs, old_logprobs, mask),
