@@ -132,6 +132,7 @@ class Paper:
 
 _PAPERS: dict[str, Paper] = {}
 _FUNCTIONS: dict[str, str] = {}  # function name -> slug
+_COMPANIONS: dict[str, Paper] = {}  # function name -> entry that is not listed
 
 
 def paper(
@@ -149,6 +150,7 @@ def paper(
     unmasked: Sequence[str] = (),
     split: tuple[Callable, Callable] | None = None,
     metric: str | None = None,
+    companion: bool = False,
 ) -> Callable[[Callable], Callable]:
     """Registers a function as a paper of the catalogue and returns it with its calls checked.
 
@@ -157,6 +159,9 @@ def paper(
     axes, stops the gradient of every array that is not in `gradients`, and then runs the function;
     under `jax.jit` all of this happens while tracing.
 
+    A `companion` is a further function of a paper that can stand in a slot of its own: it is found
+    by its name, and listed under no slug.
+
     Raises:
       CatalogueError: the slug or the function name is taken, or the kind is unknown.
     """
@@ -164,7 +169,7 @@ def paper(
         raise CatalogueError(f"{slug}: unknown kind {kind!r}.{nearest(kind, KINDS)}")
 
     def register(function):
-        _reject_duplicates(slug, function)
+        _reject_duplicates(function.__name__ if companion else slug, function)
         names = list(_parameters(function))
         loss_like = kind in ("objective", "regularizer")
         entry = Paper(
@@ -194,8 +199,11 @@ def paper(
             return function(**arrays, **hyper)
 
         entry = dataclasses.replace(entry, function=checked)
-        _PAPERS[slug] = entry
-        _FUNCTIONS[function.__name__] = slug
+        if companion:
+            _COMPANIONS[function.__name__] = entry
+        else:
+            _PAPERS[slug] = entry
+            _FUNCTIONS[function.__name__] = slug
         return checked
 
     return register
@@ -205,7 +213,8 @@ def _reject_duplicates(slug, function):
     def same_place(other):
         return (other.module, other.name) == (function.__module__, function.__name__)
 
-    for taken in (_PAPERS.get(slug), _PAPERS.get(_FUNCTIONS.get(function.__name__))):
+    name = function.__name__
+    for taken in (_PAPERS.get(slug), _PAPERS.get(_FUNCTIONS.get(name)), _COMPANIONS.get(name)):
         if taken is not None and not same_place(taken):  # the same place: the module was reloaded
             raise CatalogueError(
                 f"{slug} / {function.__name__} in {function.__module__}: the name is taken by "
@@ -382,10 +391,13 @@ def entry(name: str) -> Paper:
       CatalogueError: the name is neither; the message proposes the nearest ones.
     """
     _discover()
+    if name in _COMPANIONS:
+        return _COMPANIONS[name]
     slug = name if name in _PAPERS else _FUNCTIONS.get(name)
     if slug is None:
+        known = [*_PAPERS, *_FUNCTIONS, *_COMPANIONS]
         raise CatalogueError(
-            f"Unknown paper or function {name!r}.{nearest(name, [*_PAPERS, *_FUNCTIONS])} "
+            f"Unknown paper or function {name!r}.{nearest(name, known)} "
             f"`losses.papers()` lists all {len(_PAPERS)}."
         )
     return _PAPERS[slug]
@@ -558,7 +570,7 @@ def needs_of(stages: Sequence[Stage]) -> tuple[str, ...]:
 @functools.cache
 def known_arrays() -> frozenset[str]:
     """Returns every array name that some function of the catalogue takes."""
-    return frozenset(ARRAYS) | {n for p in papers() for n in p.arrays}
+    return frozenset(ARRAYS) | {n for p in [*papers(), *_COMPANIONS.values()] for n in p.arrays}
 
 
 _SLOT_KINDS = {
@@ -576,11 +588,12 @@ def _stage(slot, spec) -> Stage:
     """Builds a stage from a name, a function, or a pair of either with hyperparameters."""
     if isinstance(spec, Stage):
         return spec
-    what, hyper = spec if isinstance(spec, tuple) else (spec, {})
+    what, hyper = spec if _is_pair(spec) else (spec, {})
     if callable(what):
-        slug = _FUNCTIONS.get(what.__name__)
-        registered = slug is not None and _PAPERS[slug].function is what
-        found = _PAPERS[slug] if registered else _own(slot, what)
+        name = what.__name__
+        found = _COMPANIONS.get(name) or _PAPERS.get(_FUNCTIONS.get(name))
+        if found is None or found.function is not what:
+            found = _own(slot, what)
     else:
         found = entry(what)
     if found.kind not in _SLOT_KINDS[slot]:
@@ -591,6 +604,10 @@ def _stage(slot, spec) -> Stage:
         )
     stage = Stage(found, {})
     return _with_hyper(stage, hyper)
+
+
+def _is_pair(spec):
+    return isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping)
 
 
 def _own(slot, function) -> Paper:
@@ -644,8 +661,8 @@ def _overridden(slot, default, change):
             return _with_hyper(default, change)
         return _stage(slot, change)
     if not isinstance(change, Mapping):
-        items = [change] if isinstance(change, (str, tuple)) or callable(change) else change
-        return tuple(_stage(slot, item) for item in items)
+        single = isinstance(change, (str, Stage)) or callable(change) or _is_pair(change)
+        return tuple(_stage(slot, item) for item in ([change] if single else change))
     known = {name: s for s in default for name in (s.paper.name, s.paper.slug)}
     if not known:
         raise CatalogueError(f"There is no {slot} stage to set {dict(change)} on.")

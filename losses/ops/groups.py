@@ -5,7 +5,10 @@ size) and returns a value per response: its group's. All of them go through one 
 of the ids, so shapes never depend on values. `valid` [B] leaves responses out of the statistics.
 """
 
+import jax
 import jax.numpy as jnp
+
+from losses.ops.order import snapped
 
 
 def same_group(group_ids, valid=None):
@@ -75,6 +78,15 @@ def standardised(x, group_ids, *, eps=1e-6, ddof=1, valid=None):
     return centred(x, group_ids, valid) / (std + eps)
 
 
+def standardised_or_raw(x, group_ids, *, eps=1e-6):
+    """As `standardised`, but a group of one keeps its value as x / (1 + eps), [B].
+
+    The convention of verl: mean 0 and standard deviation 1 for a group of one.
+    """
+    alone = group_size(group_ids) == 1
+    return jnp.where(alone, x / (1 + eps), standardised(x, group_ids, eps=eps))
+
+
 def leave_one_out_mean(x, group_ids, valid=None):
     """Mean of the other (valid) members of the group, [B]; 0 where there is none."""
     others = same_group(group_ids, valid) & ~jnp.eye(x.shape[0], dtype=bool)
@@ -91,12 +103,13 @@ def group_rank(x, group_ids, valid=None):
 def group_quantile(x, group_ids, quantile, valid=None):
     """Quantile of the group with linear interpolation between order statistics, [B].
 
-    The numpy/torch default: position q (n - 1) in the sorted members. 0 where no member is valid.
+    The numpy/torch default: position q (n - 1) in the sorted members. A position within rounding
+    of a whole number is that order statistic itself. 0 where no member is valid.
     """
     members = same_group(group_ids, valid)
     ordered = jnp.sort(jnp.where(members, x[None, :], jnp.inf), axis=1)
     n = jnp.sum(members, axis=1)
-    at = quantile * jnp.maximum(n - 1, 0).astype(x.dtype)
+    at = snapped(quantile * jnp.maximum(n - 1, 0).astype(x.dtype))
     low = jnp.floor(at).astype(jnp.int32)
     high = jnp.minimum(low + 1, jnp.maximum(n - 1, 0))
     below = jnp.take_along_axis(ordered, low[:, None], axis=1)[:, 0]
@@ -104,6 +117,12 @@ def group_quantile(x, group_ids, quantile, valid=None):
     empty = n == 0
     below, above = jnp.where(empty, 0.0, below), jnp.where(empty, 0.0, above)
     return below + (at - low) * (above - below)
+
+
+def order_statistic(x, group_ids, index):
+    """The member of the group at place `index` [B] int, from 0, in ascending order, [B]."""
+    ordered = jnp.sort(jnp.where(same_group(group_ids), x[None, :], jnp.inf), axis=1)
+    return jnp.take_along_axis(ordered, index[:, None], axis=1)[:, 0]
 
 
 def group_median(x, group_ids, valid=None):
@@ -135,3 +154,15 @@ def column_sum(x, group_ids):
 def column_max(x, group_ids):
     """Maximum over the group in each column, [B,K] -> [B,K]."""
     return jnp.max(jnp.where(same_group(group_ids)[:, :, None], x[None], -jnp.inf), axis=1)
+
+
+def group_logsumexp(x, group_ids, valid=None):
+    """log of the sum of exp(x) over the (valid) members of the group, [B].
+
+    0, without a gradient, where no member is valid.
+    """
+    members = same_group(group_ids, valid)
+    some = jnp.any(members, axis=1)
+    terms = jnp.where(members, x[None, :], -jnp.inf)
+    terms = jnp.where(some[:, None], terms, 0.0)
+    return jnp.where(some, jax.nn.logsumexp(terms, axis=1), 0.0)

@@ -27,6 +27,12 @@ def rank(x, mask, axis=-1):
     return jnp.argsort(order, axis=axis)
 
 
+def snapped(position):
+    """A position among order statistics; within rounding of a whole number, that number."""
+    whole = jnp.round(position)
+    return jnp.where(jnp.abs(position - whole) <= _slack(position), whole, position)
+
+
 def share(ratio, n):
     """ceil(ratio n), where a rounding error above a whole number does not add one."""
     return jnp.ceil(ratio * n - _slack(ratio * n))
@@ -58,8 +64,7 @@ def quantile(x, mask, q, axis=-1):
     ordered = jnp.sort(select(x, mask, jnp.inf), axis=axis)
     n = jnp.sum(mask > 0, axis=axis, keepdims=True)
     last = jnp.maximum(n - 1, 0)
-    at = q * last.astype(x.dtype)
-    at = jnp.where(jnp.abs(at - jnp.round(at)) <= _slack(at), jnp.round(at), at)
+    at = snapped(q * last.astype(x.dtype))
     low = jnp.floor(at).astype(last.dtype)
     below = jnp.take_along_axis(ordered, low, axis=axis)
     above = jnp.take_along_axis(ordered, jnp.minimum(low + 1, last), axis=axis)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from losses.ops.masked import masked_max, masked_mean
-from losses.ops.ratios import log_ratio
+from losses.ops.masked import masked_max, masked_mean, rows_to_tokens
+from losses.ops.ratios import WIDE_BOUND, log_ratio, token_ratio
 
 
 def clip_ratio(ratio, clip_low, clip_high):
@@ -58,3 +58,23 @@ def clip_metrics(ratio, advantages, mask, clip_low, clip_high):
     clipped = clipped_side(jax.lax.stop_gradient(ratio), advantages, clip_low, clip_high)
     clipped = jnp.broadcast_to(clipped, mask.shape).astype(mask.dtype)
     return {"clip_fraction": masked_mean(clipped, mask)}
+
+
+def clipped_token_mean(
+    logprobs, old_logprobs, advantages, mask, *, clip_low, clip_high, dual_clip=None
+):
+    """(loss, metrics) of the clipped surrogate over the mask's tokens, for advantages [B].
+
+        loss = - sum_it m_it min( r_it A_i, clip(r_it, 1 - clip_low, 1 + clip_high) A_i ) / sum m
+
+    with the floor of `dual_clip` where A < 0. Log-ratios are held only where exp would overflow.
+    """
+    ratio = token_ratio(logprobs, old_logprobs, mask, WIDE_BOUND)
+    advantages = rows_to_tokens(advantages, mask)
+    term = dual_clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
+    metrics = {
+        "advantage_abs": masked_mean(jnp.abs(advantages), mask),
+        **ratio_metrics(logprobs, old_logprobs, mask),
+        **clip_metrics(ratio, advantages, mask, clip_low, clip_high),
+    }
+    return -masked_mean(term, mask), metrics
