@@ -68,3 +68,8 @@ def jensen_shannon(log_p, log_q, weight=0.5):
     Over the last axis, from normalised log-probabilities; 0 < weight < 1.
     """
     return jnp.sum(jensen_shannon_terms(log_p, log_q, weight), axis=-1)
+
+
+def token_log_prob(log_p, tokens):
+    """Log-probability of the given tokens: [...,V] and integer [...] -> [...]."""
+    return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
