@@ -30,15 +30,6 @@ def log_softmax(logits, temperature=1.0):
     return jax.nn.log_softmax(logits / temperature, axis=-1)
 
 
-def of_token(log_p, tokens):
-    """Log-probability of the sampled token: [...,V] and int [...] -> [...].
-
-    An id outside the vocabulary, such as a padding of -1, reads the nearest entry.
-    """
-    at = jnp.clip(tokens, 0, log_p.shape[-1] - 1)[..., None]
-    return jnp.take_along_axis(log_p, at, axis=-1)[..., 0]
-
-
 def entropy_of(log_p):
     """Entropy of normalised log-probabilities over the last axis, nats; 0 log 0 = 0."""
     p = jnp.exp(log_p)
@@ -71,5 +62,9 @@ def jensen_shannon(log_p, log_q, weight=0.5):
 
 
 def token_log_prob(log_p, tokens):
-    """Log-probability of the given tokens: [...,V] and integer [...] -> [...]."""
-    return jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0]
+    """Log-probability of the given tokens: [...,V] and integer [...] -> [...].
+
+    An id outside the vocabulary, such as a padding of -1, reads the nearest entry.
+    """
+    at = jnp.clip(tokens, 0, log_p.shape[-1] - 1)[..., None]
+    return jnp.take_along_axis(log_p, at, axis=-1)[..., 0]
