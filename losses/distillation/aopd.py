@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from losses.catalogue import paper
-from losses.ops.divergences import kl_terms, log_softmax, token_log_prob
+from losses.ops.divergences import kl_terms, log_softmax, of_token
 from losses.ops.masked import aggregate, masked_mean
 
 
 def aopd_tokens(logits, teacher_logits, tokens, *, tau=0.0, top_k=10):
     """Loss of each position and whether it imitates, from logits [...,V] and tokens [...]."""
     student, teacher = log_softmax(logits), log_softmax(teacher_logits)
-    own, others = token_log_prob(student, tokens), token_log_prob(teacher, tokens)
+    own, others = of_token(student, tokens), of_token(teacher, tokens)
     own_value = jax.lax.stop_gradient(own)
     imitated = jnp.exp(others) - jnp.exp(own_value) <= tau
 

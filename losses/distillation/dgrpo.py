@@ -3,7 +3,7 @@
 import jax
 
 from losses.catalogue import paper
-from losses.ops.divergences import kl, log_softmax, token_log_prob
+from losses.ops.divergences import kl, log_softmax, of_token
 from losses.ops.masked import aggregate, masked_mean
 from losses.ops.ratios import WIDE_BOUND, token_ratio
 from losses.ops.surrogates import clip_metrics, clipped_surrogate, ratio_metrics
@@ -13,7 +13,7 @@ def dgrpo_tokens(logits, teacher_logits, tokens):
     """Log-probability of the token and reverse KL of each position, from logits [...,V]."""
     student = log_softmax(logits)
     return {
-        "logprobs": token_log_prob(student, tokens),
+        "logprobs": of_token(student, tokens),
         "divergence": kl(student, log_softmax(teacher_logits)),
     }
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from losses.arrays import Rows
 from losses.catalogue import paper
-from losses.ops.divergences import entropy_of, jensen_shannon, log_softmax, token_log_prob
+from losses.ops.divergences import entropy_of, jensen_shannon, log_softmax, of_token
 from losses.ops.masked import masked_mean
 from losses.ops.ratios import WIDE_BOUND, token_ratio
 from losses.ops.surrogates import clip_metrics, clipped_surrogate, ratio_metrics
@@ -18,7 +18,7 @@ def drift_tokens(logits, teacher_logits, tokens):
     student, teacher = log_softmax(logits), log_softmax(teacher_logits)
     gap = jnp.maximum(entropy_of(student) - entropy_of(teacher), 0)
     return {
-        "logprobs": token_log_prob(student, tokens),
+        "logprobs": of_token(student, tokens),
         "divergence": jensen_shannon(teacher, student),
         "uncertainty": jax.lax.stop_gradient(gap) / math.log(max(logits.shape[-1], 2)),
     }

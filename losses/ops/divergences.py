@@ -61,7 +61,7 @@ def jensen_shannon(log_p, log_q, weight=0.5):
     return jnp.sum(jensen_shannon_terms(log_p, log_q, weight), axis=-1)
 
 
-def token_log_prob(log_p, tokens):
+def of_token(log_p, tokens):
     """Log-probability of the given tokens: [...,V] and integer [...] -> [...].
 
     An id outside the vocabulary, such as a padding of -1, reads the nearest entry.
