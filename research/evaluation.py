@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from research.answers import extract_answer
+
 
 def pass_at_k(num_samples, num_correct, k: int) -> np.ndarray:
     """Unbiased estimate of the chance that at least one of k samples is correct.
@@ -87,42 +89,48 @@ def _samples(correct, k: int) -> np.ndarray:
 
 
 def summary(
+    texts: Sequence[str],
     correct,
-    answers: Sequence[Sequence[str]],
-    lengths,
     *,
+    lengths=None,
     formatted=None,
     ks: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """Summarises n samples for each of P prompts.
 
     Args:
+      texts: P * n responses, those to one prompt next to each other; votes are counted over the
+        answers extracted from them.
       correct: [P, n] of 0 and 1.
-      answers: extracted answers, P rows of n.
-      lengths: [P, n] response lengths, in tokens.
-      formatted: [P, n] of 0 and 1, whether the response keeps to the format; or None.
+      lengths: P * n response lengths in tokens, of any shape; None leaves out `length`.
+      formatted: P * n of 0 and 1, whether a response keeps to the format (the `format` reward);
+        None leaves out `format_rate`.
       ks: by default 1 and n.
 
     Returns:
-      pass@k, mean@k and majority@k averaged over prompts (pass@1 uses all n samples, mean@1 the
-      first), length, format_rate if `formatted` is given, and the counts `prompts` and `samples`.
-      mean@1 and majority@1 are left out: both are the first sample alone.
+      pass@k, mean@k and majority@k averaged over prompts, length, format_rate, and the counts
+      `prompts` and `samples`. pass@1 uses all n samples; mean@1 and majority@1, the first sample
+      alone, are left out.
 
     Raises:
       ValueError: shapes differ, or a k is more than n.
     """
     correct = _samples(correct, 1)
-    for name, array in {"lengths": lengths, "formatted": formatted}.items():
-        if array is not None and np.shape(array) != correct.shape:
-            raise ValueError(f"{name} has shape {np.shape(array)}; expected {correct.shape}.")
     prompts, samples = correct.shape
+    for name, array in {"texts": texts, "lengths": lengths, "formatted": formatted}.items():
+        if array is not None and np.size(array) != correct.size:
+            raise ValueError(
+                f"{np.size(array)} {name}; expected {correct.size}, as correct is {correct.shape}."
+            )
+    answers = [extract_answer(text) for text in texts]
+    answers = [answers[row * samples : (row + 1) * samples] for row in range(prompts)]
     result = {}
     for k in sorted(set(ks or (1, samples))):
         result[f"pass@{k}"] = float(pass_at_k(samples, correct.sum(axis=1), k).mean())
         if k > 1:
             result[f"mean@{k}"] = float(mean_at_k(correct, k).mean())
             result[f"majority@{k}"] = float(majority_at_k(answers, correct, k).mean())
-    result["length"] = float(np.mean(lengths))
-    if formatted is not None:
-        result["format_rate"] = float(np.mean(formatted))
+    for name, array in {"length": lengths, "format_rate": formatted}.items():
+        if array is not None:
+            result[name] = float(np.mean(array))
     return {**result, "prompts": prompts, "samples": samples}

@@ -12,35 +12,50 @@ METRICS_FILE = "metrics.jsonl"
 PICTURE_FILE = "report.png"
 
 PANELS = (
-    ("Reward", ("reward",)),
-    ("Accuracy", ("accuracy", "eval/greedy", "eval/pass@1", "eval/pass@8", "eval/majority@8")),
-    ("Entropy (nats)", ("entropy",)),
-    ("KL (nats)", ("approx_kl", "kl", "ref_kl", "sampler_kl")),
-    ("Response length (tokens)", ("length",)),
-    ("Clip fraction", ("clip_fraction",)),
+    ("Reward", {"reward": "reward"}),
+    (
+        "Accuracy",
+        {
+            "accuracy": "training samples",
+            "eval/greedy_accuracy": "held-out, greedy",
+            "eval/pass@*": "held-out, pass@*",
+            "eval/majority@*": "held-out, majority@*",
+        },
+    ),
+    ("Entropy (nats)", {"entropy": "entropy"}),
+    ("KL (nats per token)", {"kl": "to the reference", "approx_kl": "old to new policy"}),
+    ("Response length (tokens)", {"length": "length"}),
+    ("Clip fraction", {"clip_fraction": "clip fraction"}),
 )
-"""Axis label -> the metrics it shows, as far as the run recorded them."""
+"""Title -> {metric: label} of what a panel shows, as far as the run recorded it; * is any k."""
 
 
 class MetricsWriter:
     """Appends scalars to `metrics.jsonl` and to TensorBoard event files in a run's directory.
 
-    A run that continues from a checkpoint of step s passes `last_step=s`: what the killed run
-    wrote after it is dropped, so that no step stands twice.
+    The first step written is where the run begins: what an earlier run left at that step or after
+    is dropped. A run that continues calls `truncate` with the step of its checkpoint, so that what
+    the killed run wrote after it does not stand twice.
     """
 
-    def __init__(self, workdir: str | Path, last_step: int = -1):
+    def __init__(self, workdir: str | Path):
+        self._workdir = Path(workdir)
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        self._file = self._board = None
+
+    def truncate(self, step: int) -> None:
+        """Drops what was written after a step."""
         from tensorboardX import SummaryWriter
 
-        workdir = Path(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        path = workdir / METRICS_FILE
-        kept = [record for record in _records(path) if record["step"] <= last_step]
+        self.close()
+        path = self._workdir / METRICS_FILE
+        kept = [record for record in _records(path) if record["step"] <= step]
         scratch = path.with_suffix(".tmp")
         scratch.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(scratch, path)  # at no moment is the file half written
         self._file = path.open("a", buffering=1)
-        self._board = SummaryWriter(str(workdir / "tensorboard"), purge_step=last_step + 1)
+        board = str(self._workdir / "tensorboard")
+        self._board = SummaryWriter(board, purge_step=step + 1)  # TensorBoard hides the rest
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes scalars of a step; a step may be written in several calls.
@@ -59,6 +74,8 @@ class MetricsWriter:
             if array.size != 1 or array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
                 raise ValueError(f"Metric {name!r} is not a scalar: {value!r}.")
             values[name] = float(array.item())
+        if self._file is None:
+            self.truncate(step - 1)
         finite = {k: v if math.isfinite(v) else None for k, v in values.items()}
         self._file.write(json.dumps({"step": int(step), **finite}) + "\n")
         for name, value in values.items():
@@ -66,8 +83,10 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Flushes and closes both."""
-        self._file.close()
-        self._board.close()
+        if self._file is not None:
+            self._file.close()
+            self._board.close()
+            self._file = self._board = None
 
 
 def _records(path: Path) -> list[dict]:
@@ -137,12 +156,14 @@ def report_picture(workdir: str | Path, title: str = "") -> Path:
     # A figure of its own instead of pyplot's: the backend of a notebook stays as it is.
     figure = Figure(figsize=(12, 6.4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
     axes = figure.subplots(2, 3, sharex=True)
-    for panel, (axis, (label, names)) in enumerate(zip(axes.flat, PANELS)):
-        recorded = [name for name in names if len(series(records, name)[0])]
-        for colour, name in enumerate(recorded):
-            _draw(axis, *series(records, name), name, f"C{colour}")
-        axis.set_title(label, fontsize=12)
+    for panel, (axis, (heading, names)) in enumerate(zip(axes.flat, PANELS)):
+        recorded = _recorded(records, names)
+        for colour, (name, label) in enumerate(recorded.items()):
+            sparse = name.startswith("eval/")
+            _draw(axis, *series(records, name), label, f"C{colour}", sparse)
+        axis.set_title(heading, fontsize=12)
         axis.spines[["top", "right"]].set_visible(False)
         if recorded:
             axis.grid(alpha=0.25)
@@ -161,9 +182,20 @@ def report_picture(workdir: str | Path, title: str = "") -> Path:
     return path
 
 
-def _draw(axis, steps, values, name, colour):
-    label = name.removeprefix("eval/")
-    if name.startswith("eval/"):
+def _recorded(records, names):
+    """{metric: label} of the metrics of a panel that the run recorded."""
+    seen = dict.fromkeys(name for record in records for name in record)
+    found = {}
+    for pattern, label in names.items():
+        stem, star, _ = pattern.partition("*")
+        for name in seen:
+            if name == pattern or star and name.startswith(stem):
+                found[name] = label.replace("*", name.removeprefix(stem))
+    return found
+
+
+def _draw(axis, steps, values, label, colour, sparse):
+    if sparse:
         axis.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.5, label=label)
         return
     window = max(1, len(values) // 20)
@@ -197,5 +229,5 @@ def final_table(before: Mapping[str, float], after: Mapping[str, float]) -> str:
             f"{name:<{width}}  {old:>8.{digits}f}  {new:>8.{digits}f}  {new - old:>+8.{digits}f}"
         )
     if "prompts" in after and "samples" in after:
-        lines.append(f"{after['prompts']} prompts, {after['samples']} samples each")
+        lines.append(f"{after['prompts']:.0f} prompts, {after['samples']:.0f} samples each")
     return "\n".join(lines)

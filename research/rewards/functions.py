@@ -9,9 +9,8 @@ from research.answers import extract_answer, last_number
 from research.tasks.base import Record
 from research.tasks.gym import gym_dataset
 
-THINK_ANSWER = (
-    r"\s*<think>(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*"
-)
+_UNTAGGED = r"(?:(?!</?(?:think|answer)>).)*"
+THINK_ANSWER = rf"\s*<think>{_UNTAGGED}</think>\s*<answer>{_UNTAGGED}</answer>\s*"
 """Reasoning in think tags, then the answer in answer tags, each once, and nothing else."""
 
 

@@ -154,7 +154,8 @@ def grade(
     """
     if on_error not in ("stop", "zero"):
         raise RewardError(
-            f"on_error={on_error!r}; expected 'stop' or 'zero'.{nearest(on_error, ['stop', 'zero'])}"
+            f"on_error={on_error!r}; expected 'stop' or 'zero'."
+            f"{nearest(on_error, ['stop', 'zero'])}"
         )
     if len(responses) != len(records):
         raise RewardError(f"{len(responses)} responses for {len(records)} records.")

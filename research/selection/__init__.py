@@ -5,51 +5,75 @@ from collections.abc import Callable
 
 import numpy as np
 
-
-def initial_state(seed: int) -> dict[str, int]:
-    """Returns the state before the first prompt: plain integers, saved with a checkpoint."""
-    return {"seed": seed, "epoch": 0, "position": 0}
+from research.tasks import Record, Task
 
 
-def next_prompts(
-    state: dict[str, int],
-    size: int,
-    count: int,
-    accept: Callable[[int], bool] | None = None,
-) -> tuple[list[int], dict[str, int]]:
-    """Picks the next prompts.
+class PromptOrder:
+    """Hands out training prompts.
 
-    Every epoch goes through all prompts in an order of its own, a function of (seed, epoch). An
-    endless task (size 0) is taken in its own order, which is random already.
+    Every epoch goes through all prompts of the task in an order of its own, a function of (seed,
+    epoch). An endless task (size 0) is taken in its own order, which is random already.
 
-    Args:
-      state: from `initial_state` or the previous call; not changed.
-      size: number of training prompts, 0 for endless.
-      count: how many to pick; more than `size` runs into the next epoch.
-      accept: index -> whether to use the prompt; the hook of curricula and filters.
-
-    Returns:
-      (indices for `task.train`, the state after them).
-
-    Raises:
-      ValueError: `accept` turned down a whole epoch (an endless task: 100,000 prompts) in a row.
+    Attributes:
+      drawn: how many prompts were drawn so far; all there is to checkpoint.
     """
-    seed, epoch, position = state["seed"], state["epoch"], state["position"]
-    picked: list[int] = []
-    refused, patience = 0, size or 100_000
-    while len(picked) < count:
-        if size and position == size:
-            epoch, position = epoch + 1, 0
-        index = int(_permutation(seed, epoch, size)[position]) if size else position
-        position += 1
-        if accept is None or accept(index):
-            picked.append(index)
-            refused = 0
-            continue
-        refused += 1
-        if refused == patience:
-            raise ValueError(f"The prompt filter refused {refused} prompts in a row; loosen it.")
-    return picked, {"seed": seed, "epoch": epoch, "position": position}
+
+    def __init__(self, task: Task, seed: int, accept: Callable[[Record], bool] | None = None):
+        """Starts at the first prompt.
+
+        Args:
+          task: where the prompts come from.
+          seed: of the order.
+          accept: whether to use a prompt; the hook of curricula and filters.
+        """
+        self.task, self.seed, self.accept = task, seed, accept
+        self.drawn = 0
+
+    def next(self, count: int) -> tuple[list[Record], list[int]]:
+        """Returns the next prompts, with a number for each that no other draw of the run has.
+
+        Args:
+          count: how many; more than an epoch has left run into the next one.
+
+        Returns:
+          (records, draw numbers): a prompt that comes up again has another number, so that its
+          responses form a group of their own.
+
+        Raises:
+          ValueError: `accept` refused a whole epoch (of an endless task: 100,000 prompts) in a row.
+        """
+        size = self.task.size
+        records: list[Record] = []
+        numbers: list[int] = []
+        refused, patience = 0, size or 100_000
+        while len(records) < count:
+            number, self.drawn = self.drawn, self.drawn + 1
+            epoch, position = divmod(number, size) if size else (0, number)
+            index = int(_permutation(self.seed, epoch, size)[position]) if size else position
+            record = self.task.train(index)
+            if self.accept is None or self.accept(record):
+                records.append(record)
+                numbers.append(number)
+                refused = 0
+                continue
+            refused += 1
+            if refused == patience:
+                raise ValueError(f"The filter refused {refused} prompts in a row; loosen it.")
+        return records, numbers
+
+    def state(self) -> dict[str, int]:
+        """Returns what `restore` needs: plain integers."""
+        return {"seed": self.seed, "drawn": self.drawn}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Continues where `state` was taken.
+
+        Raises:
+          ValueError: it belongs to an order of another seed.
+        """
+        if state["seed"] != self.seed:
+            raise ValueError(f"The state is of seed {state['seed']}; this order has {self.seed}.")
+        self.drawn = int(state["drawn"])
 
 
 @functools.lru_cache(maxsize=2)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 HELDOUT_FRACTION = 0.1
-_ATTEMPTS = (
-    1000  # a space of prompts that has any on this side of the split yields one in this many
-)
+_ATTEMPTS = 1000  # enough to meet a prompt of either side wherever there is one
 
 
 class TaskError(ValueError):

@@ -45,7 +45,7 @@ def _dataset(name, parameters):
     try:
         return reasoning_gym.create_dataset(name, **parameters)
     except (AssertionError, TypeError, ValueError) as error:  # its configs check by assertion
-        given = ", ".join(f"{k}={v!r}" for k, v in parameters.items())
+        given = ", ".join(f"{k}={v!r}" for k, v in parameters.items() if k != "seed")
         raise TaskError(f"reasoning_gym rejects {name}({given}): {error}") from error
 
 
