@@ -12,7 +12,7 @@ _ATTEMPTS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Countdown:
-    """Prompts such as `2 5 8 -> 18: `, answered by an expression: `(5-2)*8-6` reaches 18 from four.
+    """Prompts such as `2 5 8 -> 18: `, answered by an expression such as `5*2+8`.
 
     Every target can be reached with whole, non-negative intermediate results. Any expression that
     reaches it is right (the `countdown` reward); the record's answer is one of them.
