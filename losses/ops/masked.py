@@ -84,6 +84,11 @@ def last_valid(mask):
     return ((mask > 0) & (later == 1)).astype(mask.dtype)
 
 
+def first_valid(mask):
+    """One-hot [B,T] of each row's first valid position; zeros for a row without any."""
+    return ((mask > 0) & (jnp.cumsum(mask > 0, axis=1) == 1)).astype(mask.dtype)
+
+
 def rows_to_tokens(x, mask):
     """Repeats a value per row over the row's valid tokens: [B] -> [B,T], 0 where masked."""
     return select(jnp.broadcast_to(x[:, None], mask.shape), mask)

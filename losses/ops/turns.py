@@ -91,3 +91,19 @@ def slot_max(x, slot, mask):
     """Maximum of x over the valid tokens of each of a row's T slots; -inf for an empty one."""
     rows = jnp.arange(mask.shape[0])[:, None]
     return jnp.full_like(x, -jnp.inf).at[rows, slot].max(select(x, mask, -jnp.inf))
+
+
+def own_turn_mean(x, turn_ids, mask):
+    """Mean of x over the valid tokens of each token's own turn, [B,T]; 0 where masked.
+
+    Ids are any integers, adjacent or not; memory grows with T, not with T squared.
+    """
+    order = jnp.argsort(turn_ids, axis=1)
+    ordered = jnp.take_along_axis(turn_ids, order, axis=1)
+    new = (ordered[:, 1:] != ordered[:, :-1]).astype(jnp.int32)
+    place = jnp.pad(jnp.cumsum(new, axis=1), ((0, 0), (1, 0)))
+    rows = jnp.arange(x.shape[0])[:, None]
+    turn = jnp.zeros_like(place).at[rows, order].set(place)
+    total = jnp.zeros_like(x).at[rows, turn].add(select(x, mask))
+    n = jnp.zeros_like(mask).at[rows, turn].add((mask > 0).astype(mask.dtype))
+    return select((total / jnp.maximum(n, 1))[rows, turn], mask)

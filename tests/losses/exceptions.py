@@ -14,4 +14,7 @@ EXCEPTIONS = {
     ("rlmec", "nothing_valid"): "the imitation of the edited solutions does not read the mask",
     ("flowtracer", "padding"): "attention spans prompt and response: T alone cannot grow",
     ("gtpo-entropy", "equal_rewards"): "entropy tells tokens apart whatever the rewards",
+    ("pair-wgrpo", "equal_rewards"): "the role of the prompt decides what a reward counts as",
+    ("drpo-length", "padding"): "max_length=None is the padded length",
+    ("wapo", "padding"): "max_length=None is the padded length",
 }
