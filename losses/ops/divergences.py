@@ -21,7 +21,7 @@ def kl_estimate(d, estimator="k3"):
     if estimator == "k3":
         return jnp.expm1(-d) + d
     if estimator == "abs":
-        return jnp.abs(d)
+        return jnp.sign(d) * d  # with gradient 0 at d = 0, where that of jnp.abs is 1
     raise ValueError(f"Unknown estimator {estimator!r}; one of {', '.join(ESTIMATORS)}.")
 
 
