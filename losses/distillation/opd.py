@@ -10,6 +10,26 @@ from losses.ops.surrogates import ratio_metrics
 
 @paper(
     "opd",
+    kind="advantage",
+    base="ppo",
+    title="On-Policy Distillation (Thinking Machines Lab)",
+    year=2025,
+    companion=True,
+)
+def opd_advantage(old_logprobs, teacher_logprobs, mask, *, kl_coef=1.0, adv_clip=None):
+    """The gap to the teacher at each token: A = kl_coef (teacher_logprobs - old_logprobs), [B,T].
+
+    Args:
+      old_logprobs, teacher_logprobs, mask: [B,T] of the student's own tokens.
+      kl_coef: weight.
+      adv_clip: bound on |A|, after kl_coef; None: none.
+    """
+    advantages = kl_coef * log_ratio(teacher_logprobs, old_logprobs, mask)
+    return advantages if adv_clip is None else jnp.clip(advantages, -adv_clip, adv_clip)
+
+
+@paper(
+    "opd",
     kind="objective",
     title="On-Policy Distillation (Thinking Machines Lab)",
     year=2025,
@@ -46,9 +66,9 @@ def opd_loss(
     Reference: Thinking Machines Lab 2025 (post). Aggregation and clipping are ours to choose.
     """
     gap = log_ratio(teacher_logprobs, old_logprobs, mask)
-    advantages = kl_coef * gap
-    if adv_clip is not None:
-        advantages = jnp.clip(advantages, -adv_clip, adv_clip)
+    advantages = opd_advantage(
+        old_logprobs, teacher_logprobs, mask, kl_coef=kl_coef, adv_clip=adv_clip
+    )
     term = token_ratio(logprobs, old_logprobs, mask, WIDE_BOUND) * advantages
     metrics = {
         "teacher_kl": -masked_mean(gap, mask),
