@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 from losses.catalogue import paper
 from losses.ops import groups
 from losses.ops.masked import masked_max, masked_min, masked_sum, select
+from losses.ops.options import check_option
 
 NORMS = ("intra_sample", "group")
 
@@ -61,8 +62,7 @@ def rtt_advantage(
     Reference: arXiv 2604.02795. The released normaliser reshapes where it should transpose, which
     mixes responses; the transpose is written here.
     """
-    if norm not in NORMS:
-        raise ValueError(f"Unknown norm {norm!r}; one of {', '.join(NORMS)}.")
+    check_option("norm", norm, NORMS)
     valid = jnp.broadcast_to(mask[:, None, :], relevance.shape)
     x = select(relevance, valid) * rubric_scores[..., None]
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from losses.catalogue import paper
 from losses.ops.masked import masked_mean
+from losses.ops.options import check_option
 from losses.ops.order import share, top
 from losses.surrogates.dual_clip_ppo import dual_clip_loss
 
@@ -88,8 +89,7 @@ def stare_loss(
 
     Reference: arXiv 2606.19236. The authors draw the sets per micro-batch.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"Unknown variant {variant!r}; one of {', '.join(VARIANTS)}.")
+    check_option("variant", variant, VARIANTS)
     surprisal = -jax.lax.stop_gradient(logprobs)
 
     def most_surprising(side):

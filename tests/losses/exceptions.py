@@ -17,4 +17,8 @@ EXCEPTIONS = {
     ("pair-wgrpo", "equal_rewards"): "the role of the prompt decides what a reward counts as",
     ("drpo-length", "padding"): "max_length=None is the padded length",
     ("wapo", "padding"): "max_length=None is the padded length",
+    ("pvpo", "equal_rewards"): "the baseline is the reference's past reward, not the group",
+    ("rl-zvp", "equal_rewards"): "its signal is the entropy where rewards are equal",
+    ("setpo", "equal_rewards"): "the diversity of the responses remains",
+    ("opid", "equal_rewards"): "the skill terms do not read the rewards",
 }
