@@ -124,9 +124,14 @@ def test_permuting_responses_and_renaming_groups(slug):
         return  # nothing in it counts responses
     n = arrays[min(rows)].shape[0]
     order = np.random.default_rng(0).permutation(n)
-    moved = {k: v[order] if k in rows else v for k, v in arrays.items()}
-    if "group_ids" in moved:
-        moved["group_ids"] = 1000 - 7 * moved["group_ids"]
+    moved = dict(arrays)
+    for name in rows:
+        for axis, axis_name in enumerate(examples.axis_names(slug, name)):
+            if axis_name == "B":
+                moved[name] = np.take(moved[name], order, axis)
+    for name in moved:
+        if name.endswith("group_ids"):
+            moved[name] = 1000 - 7 * moved[name]
     before = numbers(examples.jitted(slug, arrays, hyper))
     after = numbers(examples.jitted(slug, moved, hyper))
     for name, value in before.items():
