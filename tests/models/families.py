@@ -102,12 +102,16 @@ def build(case: str):
     return model
 
 
-def batch(pads=(0, 3, 5)):
-    """Returns tokens and positions [B, COLUMNS] int32, left-padded by `pads`."""
+def _batch(pads):
+    """Tokens and positions [B, COLUMNS] int32, left-padded by `pads`."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(3, VOCAB, (len(pads), COLUMNS)).astype(np.int32)
     positions = np.maximum(np.arange(COLUMNS) - np.asarray(pads)[:, None], -1).astype(np.int32)
     return np.where(positions < 0, 0, tokens), positions
+
+
+TOKENS, POSITIONS = _batch(pads=(0, 3, 5))
+LIVE = POSITIONS >= 0
 
 
 def torch_logits(model, tokens, positions):

@@ -1,4 +1,4 @@
-"""Every family against `transformers`: logits, gradients, cached decoding, export, errors."""
+"""Checkpoints: export and reload, shards, meshes, extra heads, memory, errors."""
 
 import json
 import shutil
@@ -12,113 +12,11 @@ import torch
 import transformers
 from jax.sharding import Mesh
 
-from models import Transformer, init_cache, logits, preset
 from models import init as init_params
-from models.checkpoints import SHARD_BYTES, config_to_hf, load_hf, save_hf, tensor_names
+from models import preset
+from models.checkpoints import SHARD_BYTES, config_to_hf, load_hf, save_hf
 from models.tree import flatten, unflatten
-from tests.models.families import CASES, COLUMNS, batch, build, torch_logits
-
-TOKENS, POSITIONS = batch()
-LIVE = POSITIONS >= 0
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Returns a function from a case to (torch model, directory, config, params), made once."""
-    made = {}
-
-    def get(case):
-        if case not in made:
-            path = tmp_path_factory.mktemp(case)
-            model = build(case)
-            model.save_pretrained(path)
-            made[case] = (model, path, *load_hf(path))
-        return made[case]
-
-    return get
-
-
-def forward(config, params, tokens=TOKENS, positions=POSITIONS):
-    hidden = Transformer(config).apply({"params": params}, tokens, positions).hidden
-    return logits(params, config, hidden)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_gradients_and_cached_decoding(case, checkpoint):
-    model, _, config, params = checkpoint(case)
-    expected = torch_logits(model, TOKENS, POSITIONS)
-
-    def mean_log_prob(params):
-        scores = forward(config, params)
-        picked = jnp.take_along_axis(
-            jax.nn.log_softmax(scores[:, :-1]), TOKENS[:, 1:, None], axis=-1
-        )[..., 0]
-        live = LIVE[:, :-1]
-        return jnp.sum(picked * live) / live.sum(), scores
-
-    (_, scores), gradient = jax.jit(jax.value_and_grad(mean_log_prob, has_aux=True))(params)
-    np.testing.assert_allclose(
-        np.asarray(scores)[LIVE], expected.detach().numpy()[LIVE], atol=1e-4, rtol=0
-    )
-
-    picked = expected[:, :-1].log_softmax(-1).gather(-1, torch.tensor(TOKENS[:, 1:, None]).long())
-    live = torch.tensor(LIVE[:, :-1])
-    model.zero_grad()
-    ((picked[..., 0] * live).sum() / live.sum()).backward()
-    theirs = torch_gradients(model, config)
-    for path, ours in flatten(gradient).items():
-        wanted = theirs[path]
-        scale = np.abs(wanted).max()
-        assert scale > 0, path
-        np.testing.assert_allclose(np.asarray(ours), wanted, atol=1e-3 * scale, err_msg=path)
-
-    # Past the sliding windows of 4 and 5, with ragged prompts of 6 columns.
-    step = jax.jit(lambda t, p, c: Transformer(config).apply({"params": params}, t, p, cache=c))
-    out = step(TOKENS[:, :6], POSITIONS[:, :6], init_cache(config, len(TOKENS), COLUMNS))
-    hidden = [out.hidden]
-    for s in range(6, COLUMNS):
-        out = step(TOKENS[:, s : s + 1], POSITIONS[:, s : s + 1], out.cache)
-        hidden.append(out.hidden)
-    decoded = logits(params, config, jnp.concatenate(hidden, axis=1))
-    np.testing.assert_allclose(
-        np.asarray(decoded)[LIVE], np.asarray(scores)[LIVE], atol=1e-4, rtol=0
-    )
-
-
-def torch_gradients(model, config):
-    """The torch model's gradients under our names and in our layout."""
-    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
-    found = {}
-    for path, (name, row) in tensor_names(config).items():
-        if "/moe/" in path and "router" not in path:
-            # In memory, transformers fuses the experts that it stores apart.
-            fused = (
-                ".mlp.experts.down_proj" if path.endswith("down") else ".mlp.experts.gate_up_proj"
-            )
-            stack = np.stack(
-                [gradients[f"model.layers.{i}{fused}"] for i in range(config.num_layers)]
-            )
-            half = {"gate": slice(0, config.expert_size), "up": slice(config.expert_size, None)}
-            stack = stack[:, :, half.get(path.split("/")[-1], slice(None))]
-            found[path] = np.swapaxes(stack, -1, -2)
-            continue
-        name = name.replace("block_sparse_moe", "mlp")
-        if name.format(layer=0) not in gradients:
-            continue
-        count = config.num_layers if "{layer}" in name else 1
-        stack = np.stack([gradients[name.format(layer=i)] for i in range(count)])
-        if path.endswith("kernel"):
-            stack = np.swapaxes(stack, -1, -2)
-        found[path] = stack if "{layer}" in name else stack[0]
-        if config.family == "phi3" and path.split("/")[-2] in ("q", "k", "v", "gate", "up"):
-            sizes = {
-                "q": config.num_heads * config.head_dim,
-                "gate": config.mlp_size,
-                "up": config.mlp_size,
-            }
-            width = sizes.get(path.split("/")[-2], config.num_kv_heads * config.head_dim)
-            found[path] = found[path][..., row : row + width]
-    return found
+from tests.models.families import CASES, LIVE, POSITIONS, TOKENS, torch_logits
 
 
 @pytest.mark.parametrize("case", CASES)
