@@ -51,8 +51,11 @@ def flowtracer_advantage(
     taken per response are assumptions.
     """
     flow = attention_flow(attention, question_mask, answer_mask)[:, -mask.shape[1] :]
+    # Flows that are equal by the graph (a chain passes on what it gets) must tie: the last bits go.
+    bits = jnp.finfo(flow.dtype)
+    ranked = jax.lax.reduce_precision(flow, bits.nexp, bits.nmant * 3 // 4)
     k = share(top_ratio, jnp.sum(mask > 0, axis=-1, keepdims=True))
-    high = (top(flow, mask, k) > 0) & (flow > 0)
+    high = (top(ranked, mask, k) > 0) & (flow > 0)
     return select(advantages * jnp.where(high, gamma_flow, 1.0), mask)
 
 
