@@ -101,8 +101,7 @@ def test_captures_and_remat_change_nothing():
 
     plain = jax.value_and_grad(loss)(params, NANO)
     for config, kwargs in (
-        (override(NANO, remat=True), {}),
-        (override(NANO, scan_unroll=3), {}),
+        (override(NANO, remat=True, scan_unroll=3), {}),
         (NANO, {"capture": ("hidden:1", "attention_entropy:2")}),
     ):
         jax.tree.map(
