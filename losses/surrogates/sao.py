@@ -77,6 +77,7 @@ def sao_loss(
 
 def sao_value_targets(mask, rewards, *, gamma=1.0):
     """Discounted outcome seen from each policy token: gamma^(L - k) R at the k-th of L, [B,T]."""
+    mask, rewards = jnp.asarray(mask), jnp.asarray(rewards)
     return reward_to_go(outcome_to_tokens(rewards, mask), mask, gamma)
 
 

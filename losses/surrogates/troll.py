@@ -19,6 +19,7 @@ def _path(log_p, log_q, beta):
     return jax.nn.log_softmax((1 - beta) * log_q + beta * log_p, axis=-1)
 
 
+@jax.jit  # so that an eager call compiles the loop once
 def _solve(log_p, log_q, bound):
     """Largest beta in [0, 1) found by bisection with KL(p_beta || q) <= bound, [...,1]."""
     halvings = jnp.finfo(log_p.dtype).nmant + 8
