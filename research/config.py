@@ -79,6 +79,14 @@ FLAGS = ("advantage", "credit", "objective", "regularizers")
 """The stages that flags of their own replace."""
 
 
+class Config(ConfigDict):
+    """A ConfigDict whose field `update` is read by its name, like every other field."""
+
+    @property
+    def update(self):
+        return self["update"]
+
+
 class ConfigError(ValueError):
     """A config that cannot be run, and what to write instead."""
 
@@ -88,7 +96,7 @@ def build(
     *,
     overrides: Mapping[str, Any] | None = None,
     **stages: Any,
-) -> ConfigDict:
+) -> Config:
     """Returns the resolved config of a paper.
 
     Args:
@@ -98,7 +106,7 @@ def build(
         or a comma-separated string): stages to use instead of the paper's.
 
     Returns:
-      A ConfigDict with the fields of `FIELDS` and, under the name of each stage's slot, its
+      A Config with the fields of `FIELDS` and, under the name of each stage's slot, its
       hyperparameters: `config.objective.clip_high`, `config.credit.tis_credit.cap`. A stage's
       `max_length` is "run" unless set: the run's generation limit.
 
@@ -109,7 +117,7 @@ def build(
     entry = losses.entry(paper)
     changes = {slot: _split(spec) for slot, spec in stages.items() if spec not in (None, "", ())}
     composed = losses.paper(entry.slug, **changes)
-    config = ConfigDict()
+    config = Config()
     for path, (default, _) in FIELDS.items():
         _put(config, path, default.copy_and_resolve_references()
              if isinstance(default, ConfigDict) else default)  # fmt: skip

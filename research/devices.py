@@ -11,8 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.sharding import leaf_spec
 
 AXIS = "data"
+MESH_AXES = ("data", "fsdp", "tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +56,13 @@ class Layout:
             return jax.tree.map(jnp.array, tree)
         if self.kind == "pmap":
             return jax.device_put_replicated(tree, [d for d in self.devices if _is_local(d)])
-        from models.sharding import shardings
+        return jax.tree_util.tree_map_with_path(self._place_leaf, tree)
 
-        return jax.device_put(tree, shardings(tree, self.mesh))
+    def _place_leaf(self, path, leaf):
+        """Places a parameter, or the optimizer's moments of it, by the rule for its name."""
+        name = "/".join(str(getattr(k, "key", getattr(k, "name", ""))) for k in path)
+        spec = leaf_spec(name, leaf.shape, self.mesh) if jnp.ndim(leaf) else PartitionSpec()
+        return jax.device_put(jnp.array(leaf), NamedSharding(self.mesh, spec))
 
     def fetch(self, tree):
         """Returns a placed tree on the host, as numpy."""
@@ -95,8 +103,6 @@ class Layout:
         """Places host arrays [B, ...] with their rows spread over the shards (not for pmap)."""
         if self.kind == "jit":
             return {k: jnp.asarray(v) for k, v in rows.items()}
-        from jax.sharding import NamedSharding, PartitionSpec
-
         spec = NamedSharding(self.mesh, PartitionSpec(_row_axes(self.mesh)))
         return {k: jax.device_put(v, spec) for k, v in rows.items()}
 
@@ -162,19 +168,19 @@ def layout(devices: int = 0, mesh: str = "") -> Layout:
 
 
 def _mesh(text):
-    from models.sharding import AXES
-
     sizes = {}
     for part in text.split(","):
         name, _, size = part.partition(":")
-        if name not in AXES or not size.isdigit():
-            raise ValueError(f"mesh={text!r}: {part!r} is not AXIS:SIZE with an axis of {AXES}.")
+        if name not in MESH_AXES or not size.isdigit():
+            raise ValueError(
+                f"mesh={text!r}: {part!r} is not AXIS:SIZE with an axis of {MESH_AXES}."
+            )
         sizes[name] = int(size)
     total = int(np.prod(list(sizes.values())))
     if total > len(jax.devices()):
         raise ValueError(f"mesh={text!r} needs {total} devices; there are {len(jax.devices())}.")
-    shape = [sizes.get(name, 1) for name in AXES]
-    return jax.sharding.Mesh(np.asarray(jax.devices()[:total]).reshape(shape), AXES)
+    shape = [sizes.get(name, 1) for name in MESH_AXES]
+    return jax.sharding.Mesh(np.asarray(jax.devices()[:total]).reshape(shape), MESH_AXES)
 
 
 def _row_axes(mesh):

@@ -17,9 +17,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import losses
-import models
 from losses.catalogue import needs_of
-from models import lora, sampling
+from models import ModelConfig, lora, override, sampling
+from models.load import count, load, load_tokenizer
 from research import checkpoints, devices, evaluation, reporting, rewards, signals, update
 from research import rollouts as ro
 from research.config import ConfigError, composition
@@ -45,7 +45,7 @@ class Result:
     after: dict[str, float]
     history: list[dict[str, float]]
     params: Any
-    model: models.ModelConfig
+    model: ModelConfig
 
 
 def run(
@@ -82,10 +82,13 @@ def run(
                 every = config.checkpoint.every
                 if every and (step + 1) % every == 0 and step + 1 < config.steps:
                     store.save(step + 1, trainer.snapshot())
+            return trainer.finish(store)
         except (rewards.RewardError, RuntimeError, KeyboardInterrupt):
             store.save(trainer.step, trainer.snapshot())
             raise
-        return trainer.finish(store)
+        finally:
+            if trainer.pool is not None:
+                trainer.pool.shutdown()
 
 
 class Trainer:
@@ -102,7 +105,10 @@ class Trainer:
         signals.check(self.needs)
         self.task = get_task(seed=config.seed, **_plain(config.task))
         self.reward_weights = dict(config.rewards) or dict(self.task.rewards)
-        self.tokenizer = models.load_tokenizer(config.model, config.tokenizer, self.task.alphabet)
+        self.verifier = next(iter(self.task.rewards))
+        workers = config.reward_processes
+        self.pool = rewards.worker_pool(workers) if workers else None
+        self.tokenizer = load_tokenizer(config.model, config.tokenizer, self.task.alphabet)
         self.layout = devices.layout(config.devices, config.mesh)
         self.model, params = self._policy()
         self.trainable, frozen = lora.partition(params)
@@ -149,7 +155,7 @@ class Trainer:
                 "lora_alpha": config.lora.alpha,
                 "lora_targets": tuple(config.lora.targets.split(",")),
             }
-        model, params = models.load(
+        model, params = load(
             config.model, self.tokenizer, seed=config.seed, mesh=self.layout.mesh, **fields
         )
         longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
@@ -170,8 +176,8 @@ class Trainer:
         updates = config.steps * config.update.epochs * config.update.minibatches
         self.optimizer = update.make_optimizer(config.optimizer, updates)
         self.log(
-            f"{config.paper}: {models.count(self.trainable):,} trainable of "
-            f"{models.count(self.trainable) + models.count(self.layout.fetch(self.frozen)):,} "
+            f"{config.paper}: {count(self.trainable):,} trainable of "
+            f"{count(self.trainable) + count(self.layout.fetch(self.frozen)):,} "
             f"parameters, task {self.task.name}, {self.layout.kind} over "
             f"{self.layout.count} device(s), work directory {self.workdir}"
         )
@@ -230,7 +236,7 @@ class Trainer:
                 f"{self.config.paper} asks for a teacher: set config.teacher to a model "
                 "directory, `ema`, or `sft:STEPS`."
             )
-        model, params = models.load(self.config.teacher, self.tokenizer, seed=0)
+        model, params = load(self.config.teacher, self.tokenizer, seed=0)
         trainable, frozen = lora.partition(params)
         return model, (self.layout.place(trainable), self.layout.place(frozen))
 
@@ -275,7 +281,7 @@ class Trainer:
         s = self.config.sampling
         temperature = s.temperature if temperature is None else temperature
         dtype = self.config.sampler_dtype
-        model = models.override(self.model, dtype=dtype) if dtype else self.model
+        model = override(self.model, dtype=dtype) if dtype else self.model
 
         def make():
             def function(placed, rows):
@@ -385,8 +391,9 @@ class Trainer:
             for row, valid in zip(out["tokens"], out["mask"])
         ]
         per_row = [r for r in records for _ in range(group_size)]
-        graded = rewards.grade(texts, per_row, self.reward_weights, on_error=config.on_reward_error)
-        verdict = rewards.grade(texts, per_row, self.task.verifier, on_error="zero")
+        graded = rewards.grade(
+            texts, per_row, self.reward_weights, on_error=config.on_reward_error, pool=self.pool
+        )
         return ro.Rollout(
             prompts=np.repeat(prompts, group_size, axis=0),
             prompt_positions=np.repeat(positions, group_size, axis=0),
@@ -397,11 +404,21 @@ class Trainer:
             group_ids=np.repeat(np.asarray(ids, np.int32), group_size),
             records=per_row,
             texts=texts,
-            rewards=np.asarray(graded.total, np.float32),
-            components={k: np.asarray(v, np.float32) for k, v in graded.components.items()},
-            correct=(np.asarray(verdict.total) >= 1.0).astype(np.float32),
-            errors=graded.errors,
+            rewards=graded["total"],
+            components=graded["components"],
+            correct=self._verdict(texts, per_row, graded["components"]),
+            errors=sum(graded["errors"].values()),
         )
+
+    def _verdict(self, texts, records, components):
+        """Whether the task's own verifier gives a response full marks, [B] of 0 and 1."""
+        if isinstance(self.reward_weights.get(self.verifier), float):
+            found = components[self.verifier]  # graded already, without parameters of the user's
+        else:
+            spec = {self.verifier: 1.0}
+            graded = rewards.grade(texts, records, spec, on_error="zero", pool=self.pool)
+            found = graded["components"][self.verifier]
+        return (found >= 1.0).astype(np.float32)
 
     def rollout(self, step):
         """A batch of graded responses; with a selection stage, of prompts that it keeps."""
@@ -558,7 +575,7 @@ class Trainer:
             )
         return scalars
 
-    # -- supervised warm-up -------------------------------------------------------------------------
+    # -- supervised warm-up ----------------------------------------------------------------------
 
     def _supervised(self, steps, seed, what):
         """Maximum likelihood on the task's demonstrations; returns host parameters."""
@@ -635,7 +652,10 @@ class Trainer:
         size = config.evaluation.samples
         sampled = self.respond(placed, records, ids, 0, group_size=size, seed=seed)
         found = evaluation.summary(
-            sampled.texts, sampled.correct.reshape(-1, size), self.task.extract
+            sampled.texts,
+            sampled.correct.reshape(-1, size),
+            lengths=sampled.mask.sum(1),
+            formatted=sampled.components.get("format"),
         )
         found = {k: float(v) for k, v in found.items()}
         return {"greedy_accuracy": float(greedy.correct.mean()), **found}

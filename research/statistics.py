@@ -17,11 +17,8 @@ from models.config import ModelConfig
 STATISTICS = ("logprobs", "entropy", "values", "logits", "hidden")
 """What can be computed of a response under a model; "logits" and "hidden" are dense."""
 
-HEAD_FUNCTIONS = {
-    "logprobs": lambda logits, token: scoring.log_prob(logits, token),
-    "entropy": lambda logits, token: scoring.entropy(logits),
-}
-"""Statistics that are functions of (logits, token) at a position."""
+HEAD_FUNCTIONS = {"logprobs": scoring.log_prob, "entropy": scoring.entropy}
+"""Statistics that are functions of (logits, *others' logits, token) at a position."""
 
 
 def statistics(
@@ -56,7 +53,16 @@ def statistics(
     functions = {n: HEAD_FUNCTIONS[n] for n in names if n in HEAD_FUNCTIONS}
     out = {}
     if functions or extra:
-        out = _head(config, params, hidden, targets, functions, extra, others, temperature, chunk)
+        out = scoring.token_statistics(
+            config,
+            params,
+            hidden,
+            targets,
+            functions | dict(extra or {}),
+            others=tuple((others or {}).values()),
+            temperature=temperature,
+            chunk=chunk,
+        )
     if "values" in names:
         out["values"] = heads.values(params, config, hidden)
     if "logits" in names:
@@ -64,25 +70,6 @@ def statistics(
     if "hidden" in names:
         out["hidden"] = hidden
     return out
-
-
-def _head(config, params, hidden, targets, functions, extra, others, temperature, chunk):
-    others = list((others or {}).values())
-
-    def wrapped(function):
-        return lambda logits, *rest: function(logits, rest[-1])
-
-    every = {n: wrapped(f) for n, f in functions.items()} | dict(extra or {})
-    return scoring.token_statistics(
-        config,
-        params,
-        hidden,
-        targets,
-        every,
-        others=others,
-        temperature=temperature,
-        chunk=chunk,
-    )
 
 
 _SOURCES = {"teacher_logits": "teacher", "ref_logits": "reference", "old_logits": "policy"}
