@@ -91,6 +91,7 @@ def sao_value_loss(values, mask, rewards, *, gamma=1.0, value_coef=1.0):
     Returns:
       (loss, metrics).
     """
+    values, mask = jnp.asarray(values), jnp.asarray(mask)
     error = values - sao_value_targets(mask, rewards, gamma=gamma)
     mean = masked_mean(error**2 / 2, mask)
     return value_coef * mean, {"value_loss": jax.lax.stop_gradient(mean)}

@@ -641,6 +641,16 @@ def test_icepop_differs_from_truncation_exactly_outside_the_interval():
     assert outside.any()
 
 
+def test_icepop_token_mean_counts_removed_tokens():
+    arrays = batch(drift=1.0)
+    k = np.exp(arrays["old_logprobs"] - arrays["sampler_logprobs"])
+    k = np.where((k >= 0.5) & (k <= 5), k, 0)
+    r, a = ratio_of(arrays), arrays["advantages"]
+    x = -k * np.minimum(r * a, np.clip(r, 0.8, 1.28) * a)
+    same(value("icepop_loss", arrays, aggregation="token_mean"), np.sum(x * MASK) / TOKENS)
+    same(value("icepop_loss", arrays), np.sum(x * SEQUENCE_MEAN))
+
+
 @pytest.mark.parametrize("k", [0.4, 6.0])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_icepop_removes_a_token_outside_the_interval(k, sign):
@@ -1056,6 +1066,29 @@ def test_dhpo_of_constant_entropy_is_the_even_average():
     for towards in ("token", "sequence"):
         grad = gradient("dhpo_loss", arrays, mixing="entropy", high_entropy_to=towards)
         same(grad, gradient("dhpo_loss", arrays, alpha=0.5))
+
+
+@pytest.mark.parametrize("combine", ["ratio", "loss"])
+@pytest.mark.parametrize("mixing", ["average", "entropy"])
+def test_dhpo_value_row_by_row(combine, mixing):
+    arrays = batch(drift=0.8)
+    hyper = {"clip_seq_low": 0.05, "clip_seq_high": 0.1, "combine": combine, "mixing": mixing}
+    total = 0.0
+    for row in range(ROWS - 1):
+        at = MASK[row] > 0
+        d = (arrays["logprobs"] - arrays["old_logprobs"])[row, at]
+        r, s, a = np.exp(d), np.exp(d.mean()), arrays["advantages"][row, 0]
+        rc, sc = np.clip(r, 0.8, 1.28), np.clip(s, 0.95, 1.1)
+        h = arrays["entropy"][row, at]
+        w = 0.3 * np.ones_like(r)
+        if mixing == "entropy":
+            w = (h - h.min()) / np.ptp(h) if len(h) > 1 else np.array([0.5])
+        if combine == "ratio":
+            x = np.minimum((w * r + (1 - w) * s) * a, (w * rc + (1 - w) * sc) * a)
+        else:
+            x = w * np.minimum(r * a, rc * a) + (1 - w) * min(s * a, sc * a)
+        total += x.mean()
+    same(value("dhpo_loss", arrays, alpha=0.3, **hyper), -total / ROWS)
 
 
 def test_dhpo_clips_an_outlier_before_it_is_mixed():
