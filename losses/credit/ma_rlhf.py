@@ -45,7 +45,8 @@ def ma_rlhf_advantage(
 
     Reference: Chai et al. 2024, arXiv 2410.02743. The authors' code inserts an empty action where n
     divides N - 1 and takes a batch's boundaries from its first row; neither is reproduced. Its
-    value targets are A_k + V_k, repeated over the chunk (`macro_targets`).
+    value targets are A_k + V_k, repeated over the chunk (`macro_targets`); composed with `ppo_loss`
+    the critic keeps that loss's own token-level targets.
     """
     if n < 1:
         raise ValueError(f"n is the number of tokens per macro action, at least 1; got {n}.")
