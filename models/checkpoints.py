@@ -41,6 +41,8 @@ WINDOW_ON_EVERY_LAYER = ("mistral", "mixtral", "qwen3_moe", "phi3")
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 # Heads that the families' own files have no place for.
 EXTRA_FILE = "extra_heads.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+SPECIAL = ("bos", "eos", "pad")
 SHARD_BYTES = 2 * 10**9
 
 # Fields that every family has, under our name and under Hugging Face's.
@@ -278,8 +280,14 @@ def _transposed(path: str) -> bool:
 
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> dict:
-    """Returns {tensor name: lazy slice} of every safetensors file in the directory."""
-    files = sorted(file for file in path.glob("*.safetensors") if file.name != EXTRA_FILE)
+    """Returns {tensor name: lazy slice}: of the index's files, of model.safetensors, or of all."""
+    if (path / INDEX_FILE).is_file():
+        weights = json.loads((path / INDEX_FILE).read_text())["weight_map"]
+        files = [path / name for name in sorted(set(weights.values()))]
+    elif (path / "model.safetensors").is_file():
+        files = [path / "model.safetensors"]
+    else:
+        files = [file for file in path.glob("*.safetensors") if file.name != EXTRA_FILE]
     if not files:
         found = ", ".join(sorted(file.name for file in path.iterdir()))
         raise FileNotFoundError(f"no *.safetensors in {path}, which holds {found}")
@@ -421,18 +429,22 @@ def save_hf(path, config: ModelConfig, params, tokenizer=None):
       path: directory, created if missing.
       config: the model.
       params: its parameters.
-      tokenizer: whose special token ids (bos_id, eos_id, pad_id) go into config.json, or None.
+      tokenizer: whose special token ids go into config.json, and whose stop_ids end a generation
+        by generation_config.json; None leaves them out.
 
     Raises:
       ValueError: a configuration that its family cannot express.
     """
     path = pathlib.Path(path)
     hf = config_to_hf(config)
-    if tokenizer is not None:
-        for name in ("bos", "eos", "pad"):
-            setattr(hf, f"{name}_token_id", getattr(tokenizer, f"{name}_id"))
     hf.architectures = [FAMILIES[config.family]]
     path.mkdir(parents=True, exist_ok=True)
+    if tokenizer is not None:
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_id") for name in SPECIAL}
+        for name, value in special.items():
+            setattr(hf, name, value)
+        special["eos_token_id"] = list(tokenizer.stop_ids)
+        (path / "generation_config.json").write_text(json.dumps(special, indent=2))
     hf.save_pretrained(path)
 
     leaves = flatten(merge(params, config))
@@ -460,6 +472,9 @@ def save_hf(path, config: ModelConfig, params, tokenizer=None):
             used = 0
         shards[-1].append(tensor)
         used += size(tensor)
+    # What an earlier, differently sharded model left here would be read in this one's place.
+    for stale in (*path.glob("model*.safetensors"), path / INDEX_FILE, path / EXTRA_FILE):
+        stale.unlink(missing_ok=True)
     index = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
@@ -469,7 +484,7 @@ def save_hf(path, config: ModelConfig, params, tokenizer=None):
     if len(shards) > 1:
         total = {"total_size": sum(map(size, sources))}
         text = json.dumps({"metadata": total, "weight_map": index}, indent=2)
-        (path / "model.safetensors.index.json").write_text(text)
+        (path / INDEX_FILE).write_text(text)
     extra = {ours: np.asarray(leaf) for ours, leaf in leaves.items() if ours not in names}
     if extra:
         safetensors_numpy.save_file(extra, path / EXTRA_FILE)

@@ -55,6 +55,18 @@ def test_sharded_files_load_onto_a_mesh(checkpoint, tmp_path, monkeypatch):
     assert torch.equal(back.lm_head.weight, torch.tensor(np.asarray(params["head"]["kernel"])).T)
 
 
+def test_saving_again_leaves_nothing_of_the_earlier_model(tmp_path, monkeypatch):
+    config = preset("nano", num_layers=2, value_head=True)
+    save = [init_params(config, jax.random.key(seed)) for seed in range(3)]
+    save[0]["value_head"]["bias"] += 1
+    for params, size in zip(save, (10_000, 10**9, 10_000)):
+        monkeypatch.setattr("models.checkpoints.SHARD_BYTES", size)
+        save_hf(tmp_path, config, params)
+        (tmp_path / "consolidated.safetensors").write_bytes(b"another format's file")
+        _, back = load_hf(tmp_path, value_head=True)
+        jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
 def test_bfloat16_and_extra_heads_round_trip(checkpoint, tmp_path):
     _, path, config, _ = checkpoint("llama2")
     key = jax.random.key(3)
@@ -80,12 +92,14 @@ def test_bfloat16_and_extra_heads_round_trip(checkpoint, tmp_path):
 
 def test_special_tokens_are_written(tmp_path):
     class Tokenizer:
-        bos_id, eos_id, pad_id = 5, 6, 7
+        bos_id, eos_id, pad_id, stop_ids = 5, 6, 7, (6, 9)
 
     config = preset("nano")
     save_hf(tmp_path, config, init_params(config, jax.random.key(0)), Tokenizer())
     written = json.loads((tmp_path / "config.json").read_text())
     assert [written[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [5, 6, 7]
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert back.generation_config.eos_token_id == [6, 9]
 
 
 def test_peak_host_memory(tmp_path):
