@@ -433,7 +433,8 @@ class Trainer:
             generated += len(records)
             if not self.composed.selection:
                 return batch, {}
-            keep = self._kept(batch).reshape(-1, config.group_size)[:, 0] > 0
+            # A selection may also leave out single responses, by the mask, of a kept prompt.
+            keep = (self._kept(batch).reshape(-1, config.group_size) > 0).any(axis=1)
             found += int(keep.sum())
             for group, good in enumerate(keep):
                 rows = np.arange(config.group_size) + group * config.group_size
