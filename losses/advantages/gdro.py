@@ -83,6 +83,27 @@ def gdro_update(class_scores, seen, row_losses, class_ids, *, beta=0.12):
     return jnp.where(n > 0, moved, class_scores), jnp.where(n > 0, jnp.ones_like(seen), seen)
 
 
+def difficulty_class(accuracy, previous=None, *, edges=(0.4, 0.75), hysteresis=0.03):
+    """Difficulty class of each prompt, the number of edges at or below its accuracy, [P] int.
+
+    A prompt moves up over an edge only at accuracy >= edge + hysteresis, and down only at
+    accuracy <= edge - hysteresis.
+
+    Args:
+      accuracy: [P] share of the prompt's last visits (the paper: 50) on which any response was
+        right, 0 before the first.
+      previous: [P] int class so far; None: none yet.
+      edges: ascending bounds of the classes.
+      hysteresis: half-width of the band around an edge in which a prompt stays.
+    """
+    accuracy, bounds = jnp.asarray(accuracy)[:, None], jnp.asarray(edges)
+    if previous is None:
+        return jnp.sum(bounds <= accuracy, axis=1)
+    surely_above = jnp.sum(bounds + hysteresis <= accuracy, axis=1)
+    perhaps_above = jnp.sum(bounds - hysteresis < accuracy, axis=1)
+    return jnp.clip(previous, surely_above, perhaps_above)
+
+
 def _members(class_ids, class_scores):
     """[B,C] 1 where the row is of the class."""
     return jax.nn.one_hot(class_ids, class_scores.shape[0], dtype=class_scores.dtype)

@@ -735,6 +735,15 @@ def test_gdro_weight_follows_the_highest_loss_and_releases_it():
     assert np.argmax(released) == 1 and released[2] < high[2]
 
 
+def test_gdro_classes_move_beyond_the_hysteresis_only():
+    accuracy = np.array([0.0, 0.39, 0.4, 0.42, 0.44, 0.75, 1.0])
+    first = np.asarray(gdro.difficulty_class(accuracy))
+    np.testing.assert_array_equal(first, [0, 0, 1, 1, 1, 2, 2])
+    for previous, expected in ((0, [0, 0, 0, 0, 1, 1, 2]), (2, [0, 1, 1, 1, 1, 2, 2])):
+        out = gdro.difficulty_class(accuracy, np.full(7, previous))
+        np.testing.assert_array_equal(out, expected)
+
+
 # -- gem-rebn -------------------------------------------------------------------------------------
 
 
