@@ -4,6 +4,7 @@ Masked positions never contribute: they are replaced before any arithmetic (`sel
 garbage there, NaN and infinities included, reaches neither a value nor a gradient.
 """
 
+import jax
 import jax.numpy as jnp
 
 
@@ -87,6 +88,16 @@ def last_valid(mask):
 def first_valid(mask):
     """One-hot [B,T] of each row's first valid position; zeros for a row without any."""
     return ((mask > 0) & (jnp.cumsum(mask > 0, axis=1) == 1)).astype(mask.dtype)
+
+
+def next_valid(x, mask, fill=0.0):
+    """Value of x at the row's next valid position, `fill` behind the last one, [B,T]."""
+    length = mask.shape[-1]
+    at = jnp.where(mask > 0, jnp.arange(length), length)
+    following = jax.lax.cummin(at, axis=at.ndim - 1, reverse=True)[:, 1:]
+    following = jnp.pad(following, ((0, 0), (0, 1)), constant_values=length)
+    padded = jnp.pad(x, ((0, 0), (0, 1)), constant_values=fill)
+    return jnp.take_along_axis(padded, following, axis=1)
 
 
 def rows_to_tokens(x, mask):
