@@ -7,6 +7,21 @@ from losses.catalogue import paper
 from losses.ops.masked import select
 
 
+def span_mask(response_text, spans, offsets):
+    """Tokens that overlap the first occurrence of a rejected span, [T] of 0 and 1.
+
+    Args:
+      response_text: the response.
+      spans: substrings that the verifier rejected; one that is not found, or empty, is ignored.
+      offsets: per token its (start, end) characters in the text, end exclusive.
+    """
+    found = [(response_text.find(span), len(span)) for span in spans if span]
+    ranges = [(start, start + length) for start, length in found if start >= 0]
+    return jnp.asarray(
+        [float(any(max(a, start) < min(b, end) for start, end in ranges)) for a, b in offsets]
+    )
+
+
 @paper(
     "perceval",
     kind="credit",
@@ -25,7 +40,7 @@ def perceval_advantage(advantages, flagged: Tokens, mask, *, penalty=0.1):
 
     Args:
       advantages, mask: [B,T].
-      flagged: [B,T] 1 on tokens inside a span that the verifier rejected, else 0.
+      flagged: [B,T] 1 on tokens inside a span that the verifier rejected (`span_mask`), else 0.
       penalty: share of |A|.
 
     Returns:

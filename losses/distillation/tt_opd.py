@@ -9,6 +9,11 @@ from losses.ops.masked import masked_mean
 from losses.ops.turns import first_of_turn, own_turn_mean, same_turn
 
 
+def phased_out(step, *, kl_coef=0.1, start=20, end=40):
+    """Weight of the regulariser at a step: kl_coef until `start`, then linearly to 0 at `end`."""
+    return kl_coef * jnp.clip((end - step) / (end - start), 0.0, 1.0)
+
+
 def tt_opd_mean(divergence, mask, turn_ids, *, kl_coef=0.1, max_tokens_per_turn=512):
     """Mean over rows of the mean over turns of the mean over each turn's first tokens."""
     at = jnp.arange(mask.shape[1])
@@ -50,7 +55,7 @@ def tt_opd_regularizer(
         in its prompt.
       mask: [B,T].
       turn_ids: [B,T] int.
-      kl_coef: weight, may be traced; it is to fall to 0 early in training.
+      kl_coef: weight, may be traced; it is to fall to 0 early in training (`phased_out`).
       max_tokens_per_turn: the cut.
 
     Returns:

@@ -10,7 +10,7 @@ from losses.baselines.dapo import dapo_loss
 from losses.baselines.grpo import grpo_loss
 from losses.baselines.grpo_advantage import grpo_advantage
 from losses.credit.pepo import pepo_advantage
-from losses.credit.perceval import perceval_advantage
+from losses.credit.perceval import perceval_advantage, span_mask
 from losses.credit.pgpo import pgpo_advantage, token_dependency
 from losses.credit.rlfr import rlfr_advantage
 from losses.credit.rlmec import rlmec_loss, rlmec_token_rewards
@@ -134,6 +134,16 @@ def test_perceval_has_no_signal_in_a_group_of_equal_rewards():
     arrays = dict(rewards=np.full(B, 0.3), group_ids=GROUPS, flagged=FLAGGED, mask=MASK)
     arrays.update(logprobs=LOGPROBS, old_logprobs=OLD)
     assert np.all(gradient(lambda x: composed(**{**arrays, "logprobs": x})) == 0)
+
+
+def test_perceval_span_mask_flags_every_token_that_a_span_touches():
+    offsets = [(0, 3), (3, 7), (7, 10), (10, 13), (0, 0)]  # "the| cat| is|red" and an end token
+    text = "the cat isred"
+    np.testing.assert_array_equal(span_mask(text, ["at i"], offsets), [0, 1, 1, 0, 0])
+    np.testing.assert_array_equal(span_mask(text, ["dog", ""], offsets), 0)
+    np.testing.assert_array_equal(span_mask(text, ["the", "he c"], offsets), [1, 1, 0, 0, 0])
+    first = span_mask("red red", ["red"], [(0, 3), (3, 7)])
+    np.testing.assert_array_equal(first, [1, 0])  # the first occurrence only
 
 
 # --- PGPO

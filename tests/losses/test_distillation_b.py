@@ -20,7 +20,7 @@ from losses.distillation.sdar import sdar_loss
 from losses.distillation.seed_opd import seed_opd_loss
 from losses.distillation.stepopsd import stepopsd_credit
 from losses.distillation.tcod import tcod_advantage
-from losses.distillation.tt_opd import tt_opd_regularizer
+from losses.distillation.tt_opd import phased_out, tt_opd_regularizer
 from losses.distillation.turnopd import (
     depth_controller,
     effective_depth,
@@ -685,6 +685,13 @@ def test_tt_opd_rows_weigh_the_same_however_they_are_cut_into_turns():
     single = tt_opd(turns=np.zeros_like(TURNS), kl_coef=1.0, max_tokens_per_turn=T)[0]
     d = reverse_kl(LOGITS, TEACHER_LOGITS)
     close(single, np.mean([d[i][m].mean() for i, m in enumerate(VALID)]))
+
+
+def test_tt_opd_phase_out_falls_to_zero_and_stays_there():
+    weights = np.array([float(phased_out(step)) for step in range(60)])
+    assert np.all(np.diff(weights) <= 0)
+    close(weights[[0, 20, 30]], [0.1, 0.1, 0.05])
+    np.testing.assert_array_equal(weights[40:], 0)
 
 
 # --- TurnOPD
