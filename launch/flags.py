@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
-from ml_collections import config_flags
+from ml_collections import ConfigDict, FieldReference, config_flags
 
-import losses
-from research.config import FIELDS, FLAGS, ConfigError, build, field_paths
+from losses.catalogue import CatalogueError, nearest
+from research.config import FIELDS, FLAGS, ConfigError, build, field_paths, saved
 
 USAGE = """{doc}
 
@@ -42,12 +42,17 @@ def _open_fields(config, argv):
     """Adds the fields that are named by what they configure: rewards, model fields, task's own."""
     for arg in argv:
         if match := re.match(r"--?config\.((?:rewards|model_fields)\.[^=]+)", arg):
-            parent, _, leaf = match.group(1).partition(".")
-            if leaf not in config[parent]:
-                config[parent][leaf] = 0.0 if parent == "rewards" else None
+            *parents, leaf = match.group(1).split(".")
+            where = config
+            for name in parents:
+                if not isinstance(where.get(name), ConfigDict):
+                    where[name] = ConfigDict()
+                where = where[name]
+            if leaf not in where:
+                where[leaf] = FieldReference(None, field_type=object)
         if match := re.match(r"--?config\.task\.([^=]+)", arg):
             if match.group(1) not in config.task and config.task.name == "reasoning_gym":
-                config.task[match.group(1)] = None
+                config.task[match.group(1)] = FieldReference(None, field_type=object)
 
 
 def _known_override(config, argv):
@@ -56,8 +61,6 @@ def _known_override(config, argv):
         if match := re.match(r"--?(?:no)?config\.([^=]+)", arg):
             path = match.group(1)
             if path not in known:
-                from losses.catalogue import nearest
-
                 raise ConfigError(
                     f"Unknown field --config.{path}.{nearest(path, known)} "
                     "--help lists every field."
@@ -77,23 +80,25 @@ def define(doc: str, argv: Sequence[str] | None = None, **defaults):
       A function that returns the resolved config once absl has parsed the flags.
 
     Raises:
-      ConfigError, losses.CatalogueError: an unknown paper, stage, task or field.
+      ConfigError, CatalogueError: an unknown paper, stage, task or field.
     """
     argv = list(sys.argv if argv is None else argv)
+    flags.DEFINE_string("from_run", "", "Start from the config that this run saved.")
+    flags.DEFINE_string("paper", "grpo", "Slug of the paper to run.")
+    for slot in FLAGS:
+        flags.DEFINE_string(slot, "", f"Replace the {slot} by functions or papers of these names.")
+    flags.DEFINE_string("workdir", "", "Work directory; the same as --config.workdir.")
     paper = _given(argv, "paper", "grpo")
     stages = {slot: _given(argv, slot) for slot in FLAGS}
     task = _given(argv, r"config\.task\.name")
     overrides = {k.replace("__", "."): v for k, v in defaults.items()}
     if task:
         overrides["task.name"] = task
-    config = build(paper, overrides=overrides, **stages)
+    run = _given(argv, "from_run")
+    config = saved(run) if run else build(paper, overrides=overrides, **stages)
     _open_fields(config, argv)
     _known_override(config, argv)
 
-    flags.DEFINE_string("paper", "grpo", "Slug of the paper to run.")
-    for slot in FLAGS:
-        flags.DEFINE_string(slot, "", f"Replace the {slot} by functions or papers of these names.")
-    flags.DEFINE_string("workdir", "", "Work directory; the same as --config.workdir.")
     config_flags.DEFINE_config_dict("config", config, sys_argv=argv)
     _install_help(doc, config)
 
@@ -132,7 +137,7 @@ def main(run: Callable, doc: str, **defaults):
     logging.set_verbosity(logging.WARNING)
     try:
         resolved = define(doc, **defaults)
-    except (ConfigError, losses.CatalogueError, ValueError) as error:
+    except (ConfigError, CatalogueError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -144,7 +149,7 @@ def main(run: Callable, doc: str, **defaults):
             sys.exit(2)
         try:
             run(resolved())
-        except (ConfigError, losses.CatalogueError, ValueError, RuntimeError) as error:
+        except (ConfigError, CatalogueError, ValueError, RuntimeError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
 

@@ -4,7 +4,9 @@ A config is data (ml_collections). `build` makes it from the name of a paper and
 its stages; the result, printed and saved by the launcher, is enough to repeat the run.
 """
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -224,6 +226,25 @@ def field_paths(config: ConfigDict, prefix: str = "") -> list[str]:
         path = f"{prefix}{name}"
         paths += field_paths(value, f"{path}.") if isinstance(value, ConfigDict) else [path]
     return paths
+
+
+def saved(run: str | Path) -> Config:
+    """Returns the config that a run saved: enough to repeat or resume it.
+
+    Args:
+      run: a work directory, or the config.json in one.
+
+    Raises:
+      ConfigError: there is none, or it is not a config.
+    """
+    path = Path(run)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ConfigError(f"No saved config at {path}: expected the work directory of a run.")
+    try:
+        return Config(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a config: {error}") from None
 
 
 def composition(config: ConfigDict, objective=None) -> losses.Composed:

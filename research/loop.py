@@ -5,7 +5,9 @@ paper asks for -> the update runs the composed objective -> evaluation now and t
 """
 
 import collections
+import contextlib
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +24,10 @@ from models import ModelConfig, lora, override, sampling
 from models.load import count, load, load_tokenizer
 from research import checkpoints, devices, evaluation, reporting, rewards, signals, update
 from research import rollouts as ro
-from research.config import ConfigError, composition
+from research.config import Config, ConfigError, composition
 from research.selection import PromptOrder
 from research.statistics import statistics, streamed
-from research.tasks import get_task
+from research.tasks import Record, get_task
 
 
 @dataclasses.dataclass
@@ -89,6 +91,23 @@ def run(
         finally:
             if trainer.pool is not None:
                 trainer.pool.shutdown()
+
+
+@contextlib.contextmanager
+def opened(config: ConfigDict, log: Callable[[str], None] = print):
+    """The trainer of a run as it stands, for evaluation and sampling.
+
+    With a `workdir` that holds a run, its last checkpoint; else the config's model as it is,
+    without a warm-up, in a temporary directory.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        if not (config.workdir and (Path(config.workdir) / "config.json").exists()):
+            config = Config(config.to_dict())
+            config.workdir, config.warmup.steps, config.evaluation.every = scratch, 0, 0
+        trainer = Trainer(config, None, log)
+        with checkpoints.Store(trainer.workdir, config, log) as store:
+            trainer.start(store, evaluate=False)
+            yield trainer
 
 
 class Trainer:
@@ -170,7 +189,7 @@ class Trainer:
     def placed(self):
         return (self.state.params, self.frozen)
 
-    def start(self, store):
+    def start(self, store, evaluate=True):
         """Warm-up, or the last checkpoint; then the evaluation before the first step."""
         config = self.config
         updates = config.steps * config.update.epochs * config.update.minibatches
@@ -199,12 +218,12 @@ class Trainer:
         self.past = collections.deque(maxlen=max(config.staleness, 1))
         self.metrics = reporting.MetricsWriter(self.workdir)
         resumed = store.latest(self._template())
-        if resumed is None:
+        if resumed is not None:
+            self._restore(resumed)
+        elif evaluate:
             self.before = self.evaluate(0)
             self.metrics.write(0, {f"eval/{k}": v for k, v in self.before.items()})
             self._report_evaluation(0, self.before)
-        else:
-            self._restore(resumed)
 
     def _fresh_state(self, params):
         place = self.layout.place
@@ -378,18 +397,12 @@ class Trainer:
     def respond(self, placed, records, ids, step, *, group_size, seed, temperature=None):
         """Samples and grades responses to task records."""
         config = self.config
-        shown = [self.tokenizer.render(r.prompt, system=self.task.system) for r in records]
-        prompts, positions = ro.encode_prompts(
-            shown, self.tokenizer.encode, config.sampling.max_prompt_tokens, self.tokenizer.pad_id
-        )
+        _, (prompts, positions) = self._encoded(records)
         keys = ro.response_keys(seed, step, ids, group_size)
         out = self.sample(
             placed, prompts, positions, keys, group_size=group_size, temperature=temperature
         )
-        texts = [
-            self.tokenizer.decode([int(t) for t, m in zip(row, valid) if m])
-            for row, valid in zip(out["tokens"], out["mask"])
-        ]
+        texts = self._decoded(out)
         per_row = [r for r in records for _ in range(group_size)]
         graded = rewards.grade(
             texts, per_row, self.reward_weights, on_error=config.on_reward_error, pool=self.pool
@@ -409,6 +422,18 @@ class Trainer:
             correct=self._verdict(texts, per_row, graded["components"]),
             errors=sum(graded["errors"].values()),
         )
+
+    def _encoded(self, records):
+        """Rendered prompts, and their (tokens, positions), left-padded to the run's width."""
+        shown = [self.tokenizer.render(r.prompt, system=self.task.system) for r in records]
+        width = self.config.sampling.max_prompt_tokens
+        return shown, ro.encode_prompts(shown, self.tokenizer.encode, width, self.tokenizer.pad_id)
+
+    def _decoded(self, out):
+        return [
+            self.tokenizer.decode([int(t) for t, m in zip(row, valid) if m])
+            for row, valid in zip(out["tokens"], out["mask"])
+        ]
 
     def _verdict(self, texts, records, components):
         """Whether the task's own verifier gives a response full marks, [B] of 0 and 1."""
@@ -625,10 +650,7 @@ class Trainer:
 
     def _demonstrations(self, records):
         s, tokenizer = self.config.sampling, self.tokenizer
-        shown = [tokenizer.render(r.prompt, system=self.task.system) for r in records]
-        prompts, positions = ro.encode_prompts(
-            shown, tokenizer.encode, s.max_prompt_tokens, tokenizer.pad_id
-        )
+        _, (prompts, positions) = self._encoded(records)
         tokens = np.full((len(records), s.max_new_tokens), tokenizer.pad_id, np.int32)
         mask = np.zeros((len(records), s.max_new_tokens), np.float32)
         for row, record in enumerate(records):
@@ -664,6 +686,29 @@ class Trainer:
     def _report_evaluation(self, step, found):
         shown = "  ".join(f"{k} {v:.3f}" for k, v in found.items())
         self.log(f"evaluation at step {step}: {shown}")
+
+    def complete(self, prompts, *, samples=1, temperature=None, seed=0):
+        """Samples responses to prompts of the user's own.
+
+        Args:
+          prompts: texts; a chat model gets them through its template, after the task's system
+            prompt.
+          samples: responses to each.
+          temperature: None is the run's.
+          seed: of the sampling.
+
+        Returns:
+          (rendered prompts, responses): N texts, and N lists of `samples` texts.
+        """
+        records = [Record(prompt, "") for prompt in prompts]
+        shown, encoded = self._encoded(records)
+        params = self.state.params if self.state.ema is None else self.state.ema
+        keys = ro.response_keys(seed, 0, np.arange(len(prompts)), samples)
+        out = self.sample(
+            (params, self.frozen), *encoded, keys, group_size=samples, temperature=temperature
+        )
+        texts = self._decoded(out)
+        return shown, [texts[i : i + samples] for i in range(0, len(texts), samples)]
 
     # -- checkpoints -----------------------------------------------------------------------------
 

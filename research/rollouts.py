@@ -113,15 +113,16 @@ def response_keys(seed: int, step: int, prompt_ids: Sequence[int], group_size: i
 
     A response's randomness depends on nothing else: not on batch layout nor device count.
     """
-    base = jax.random.fold_in(jax.random.key(seed), step)
+    prompts = np.repeat(np.asarray(prompt_ids, np.uint32), group_size)
+    samples = np.tile(np.arange(group_size, dtype=np.uint32), len(prompt_ids))
+    return np.asarray(_fold(jax.random.key(seed), np.uint32(step), prompts, samples))
+
+
+@jax.jit
+def _fold(base, step, prompts, samples):
+    base = jax.random.fold_in(base, step)
 
     def one(prompt, sample):
         return jax.random.fold_in(jax.random.fold_in(base, prompt), sample)
 
-    prompts = np.repeat(np.asarray(prompt_ids, np.uint32), group_size)
-    samples = np.tile(np.arange(group_size, dtype=np.uint32), len(prompt_ids))
-    return np.asarray(jax.random.key_data(_keys(one)(prompts, samples)))
-
-
-def _keys(one):
-    return jax.jit(jax.vmap(one))
+    return jax.random.key_data(jax.vmap(one)(prompts, samples))

@@ -1,4 +1,4 @@
-"""The gradient of the update is the same on any devices, with any micro-batches, for every paper."""
+"""One gradient on any devices, with any micro-batches, for every paper."""
 
 import functools
 
