@@ -192,6 +192,25 @@ def test_memory_is_a_small_part_of_the_dense_paths():
     assert temporary(8) < temporary(64) < temporary(256)
 
 
+def test_rows_spread_over_devices_are_scored_where_they_are():
+    rows = jax.sharding.Mesh(np.asarray(jax.devices()[:4]), ("data",))
+    here, everywhere = (
+        jax.sharding.NamedSharding(rows, jax.sharding.PartitionSpec(*axes))
+        for axes in (("data",), ())
+    )
+    score = jax.jit(
+        lambda params, hidden, targets: scoring.token_statistics(
+            CONFIG, params, hidden, targets, FUNCTIONS_OF_ONE, chunk=8
+        )
+    )
+    hidden, targets = HIDDEN[[0, 1, 2, 0]], TARGETS[[0, 1, 2, 0]]
+    given = [jax.device_put(PARAMS, everywhere), *jax.device_put((hidden, targets), here)]
+    chex.assert_trees_all_close(score(*given), score(PARAMS, hidden, targets), atol=1e-5)
+    program = score.lower(*given).compile().as_text()
+    for exchange in ("all-gather", "all-to-all", "collective-permute", "all-reduce"):
+        assert exchange not in program
+
+
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"prompt_length must lie in 1..10 .*got 11"):
         scoring.response_hidden(CONFIG, PARAMS, TOKENS, POSITIONS, 11)
