@@ -203,7 +203,8 @@ def test_rows_spread_over_devices_are_scored_where_they_are():
             CONFIG, params, hidden, targets, FUNCTIONS_OF_ONE, chunk=8
         )
     )
-    hidden, targets = HIDDEN[[0, 1, 2, 0]], TARGETS[[0, 1, 2, 0]]
+    again = np.array([0, 1, 2, 0])
+    hidden, targets = HIDDEN[again], TARGETS[again]
     given = [jax.device_put(PARAMS, everywhere), *jax.device_put((hidden, targets), here)]
     chex.assert_trees_all_close(score(*given), score(PARAMS, hidden, targets), atol=1e-5)
     program = score.lower(*given).compile().as_text()
