@@ -22,7 +22,7 @@ setup(
         "absl-py>=2",
         "ml_collections>=1.0",
         "jaxtyping>=0.3",
-        "transformers>=4.57",
+        "transformers>=5",
         "jinja2>=3.1",
         "sentencepiece>=0.2",
         "safetensors>=0.4",

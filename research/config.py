@@ -35,6 +35,11 @@ FIELDS = {
     "prompts_per_step": (32, "Prompts sampled each step."),
     "group_size": (8, "Responses to each prompt."),
     "sampling.max_prompt_tokens": (16, "Width of the prompt; a longer prompt is an error."),
+    "sampling.max_context_tokens": (
+        0,
+        "Width of other prompts that responses are scored under; 0: twice the prompt's plus "
+        "max_new_tokens.",
+    ),
     "sampling.max_new_tokens": (6, "Generation limit of a response, in tokens."),
     "sampling.temperature": (1.0, "Temperature of the policy, for sampler and trainer alike."),
     "sampling.top_k": (0, "Sample among the k likeliest tokens; 0 is off."),
@@ -65,7 +70,7 @@ FIELDS = {
     "warmup.learning_rate": (2e-3, "Learning rate of the supervised updates."),
     "selection.max_rounds": (10, "Rounds of sampling in search of prompts a selection keeps."),
     "evaluation.every": (25, "Steps between evaluations; 0: only before and after."),
-    "evaluation.prompts": (128, "Held-out prompts."),
+    "evaluation.prompts": (128, "Held-out prompts; 0 skips every evaluation."),
     "evaluation.samples": (8, "Samples per held-out prompt for pass@k and majority@k."),
     "checkpoint.every": (20, "Steps between checkpoints; 0: only at the end."),
     "checkpoint.keep": (2, "Checkpoints kept."),
@@ -127,7 +132,7 @@ def build(
     config.stages = ConfigDict({slot: _names(getattr(composed, slot)) for slot in SLOTS})
     for slot in SLOTS:
         _add_hyper(config, slot, getattr(composed, slot))
-    settings = SETTINGS.get(entry.slug, {})
+    settings = {**_teacher_default(composed), **SETTINGS.get(entry.slug, {})}
     task = dict(overrides or {}).get("task.name", settings.get("task.name", config.task.name))
     config.task.update(_task_parameters(task))
     for path, value in {**settings, **(overrides or {})}.items():
@@ -135,6 +140,12 @@ def build(
             continue  # a setting of the paper's own stage, which a flag has replaced
         set_field(config, path, value)
     return config
+
+
+def _teacher_default(composed):
+    """A teacher for the papers that need one: the same model, trained longer on the task."""
+    wanted = any(name.startswith("teacher_") for name in composed.needs)
+    return {"teacher": "sft:400"} if wanted else {}
 
 
 def _task_parameters(name: str) -> dict[str, Any]:

@@ -272,10 +272,11 @@ class Trainer:
             self._compiled[key] = make()
         return self._compiled[key]
 
-    def score(self, source, names, rollout, fields=None) -> dict[str, np.ndarray]:
+    def score(self, source, names, rollout) -> dict[str, np.ndarray]:
         """Statistics of a rollout's responses under a model, on the host."""
         model, placed = self._source(source)
-        rows = rollout.model_rows()
+        rows, names = rollout.model_rows(), tuple(names)
+        width = rows["tokens"].shape[1]
 
         def make():
             def function(placed, rows):
@@ -284,16 +285,23 @@ class Trainer:
                     lora.combine(*placed),
                     rows,
                     names,
-                    prompt_length=rows["tokens"].shape[1] - rollout.tokens.shape[1],
+                    prompt_length=width - rollout.tokens.shape[1],
                     temperature=self.config.sampling.temperature,
                     chunk=self.config.update.head_chunk,
                 )
 
             return self.layout.map_rows(function)
 
-        names = tuple(names)
-        out = self._cached(("score", model, names, rows["tokens"].shape[1]), make)(placed, rows)
+        out = self._cached(("score", model, names, width), make)(placed, rows)
         return {k: np.asarray(v) for k, v in out.items()}
+
+    def rescore(self, source, names, rollout, prompts) -> dict[str, np.ndarray]:
+        """Statistics of a rollout's responses under other prompts, one text per row."""
+        s = self.config.sampling
+        width = s.max_context_tokens or 2 * s.max_prompt_tokens + s.max_new_tokens
+        _, (tokens, positions) = self._encoded([Record(p, "") for p in prompts], width)
+        other = dataclasses.replace(rollout, prompts=tokens, prompt_positions=positions)
+        return self.score(source, names, other)
 
     def sample(self, placed, prompts, positions, keys, *, group_size, temperature=None):
         """Samples groups of responses; arrays on the host."""
@@ -423,10 +431,10 @@ class Trainer:
             errors=sum(graded["errors"].values()),
         )
 
-    def _encoded(self, records):
-        """Rendered prompts, and their (tokens, positions), left-padded to the run's width."""
+    def _encoded(self, records, width=None):
+        """Rendered prompts, and their (tokens, positions), left-padded to a width (the run's)."""
         shown = [self.tokenizer.render(r.prompt, system=self.task.system) for r in records]
-        width = self.config.sampling.max_prompt_tokens
+        width = width or self.config.sampling.max_prompt_tokens
         return shown, ro.encode_prompts(shown, self.tokenizer.encode, width, self.tokenizer.pad_id)
 
     def _decoded(self, out):
@@ -477,27 +485,31 @@ class Trainer:
         return keep
 
     def _context(self, batch):
-        def greedy():
-            size = self.config.group_size
-            first = np.arange(0, len(batch), size)
+        def respond(records, ids, **settings):
             placed = self.sampler_params(self.step)
-            answer = self.respond(
-                placed,
+            return self.respond(placed, records, ids, self.step, seed=self.config.seed, **settings)
+
+        def greedy():
+            first = np.arange(0, len(batch), self.config.group_size)
+            answer = respond(
                 [batch.records[i] for i in first],
                 batch.group_ids[first],
-                self.step,
                 group_size=1,
-                seed=self.config.seed,
                 temperature=0.0,
             )
-            return np.repeat(answer.rewards, size)
+            return np.repeat(answer.rewards, self.config.group_size)
 
         return signals.Context(
             rollout=batch,
             statistics=lambda source, names: self.score(source, names, batch),
+            rescore=lambda source, names, prompts: self.rescore(source, names, batch, prompts),
+            respond=respond,
             greedy_rewards=greedy,
             carried=self.carried,
             config=self.config,
+            task=self.task,
+            tokenizer=self.tokenizer,
+            step=self.step,
         )
 
     def train_step(self, step) -> dict[str, float]:
@@ -666,6 +678,8 @@ class Trainer:
     def evaluate(self, step) -> dict[str, float]:
         """Greedy accuracy and sampled pass@k on held-out prompts."""
         config = self.config
+        if not config.evaluation.prompts:
+            return {}
         records = self.task.heldout(config.evaluation.prompts)
         ids = np.arange(len(records))
         params = self.state.ema if self.state.ema is not None else self.state.params
@@ -684,8 +698,9 @@ class Trainer:
         return {"greedy_accuracy": float(greedy.correct.mean()), **found}
 
     def _report_evaluation(self, step, found):
-        shown = "  ".join(f"{k} {v:.3f}" for k, v in found.items())
-        self.log(f"evaluation at step {step}: {shown}")
+        if found:
+            shown = "  ".join(f"{k} {v:.3f}" for k, v in found.items())
+            self.log(f"evaluation at step {step}: {shown}")
 
     def complete(self, prompts, *, samples=1, temperature=None, seed=0):
         """Samples responses to prompts of the user's own.
@@ -752,7 +767,8 @@ class Trainer:
         self.metrics.write(self.step, {f"eval/{k}": v for k, v in after.items()})
         store.save(self.step, self.snapshot())
         self.metrics.close()
-        self.log(reporting.final_table(self.before, after))
+        if after:
+            self.log(reporting.final_table(self.before, after))
         picture = reporting.report_picture(self.workdir)
         self.log(f"report: {picture}")
         params = lora.combine(self.layout.fetch(self.state.params), self.layout.fetch(self.frozen))

@@ -2,12 +2,12 @@
 
 Slug -> {dotted path of the config: value}. A paper that is not listed runs the default job. Off-
 policy papers sample from stale parameters; papers about the mismatch of sampler and trainer
-sample in bfloat16; distillation gets a teacher trained on the task's demonstrations.
+sample in bfloat16. A paper that asks for a teacher gets the same model after 400 supervised
+updates, unless it names another.
 """
 
 _STALE = {"staleness": 4}
 _MISMATCH = {"staleness": 1, "sampler_dtype": "bfloat16"}
-_TEACHER = {"teacher": "sft:400"}
 
 SETTINGS = {
     "cispo": _STALE,
@@ -20,8 +20,6 @@ SETTINGS = {
     "kpo": {**_STALE, "objective.process_noise": 0.05},
     "minpro": _STALE,
     "mis": _MISMATCH,
-    "opd": _TEACHER,
-    "opd-full": _TEACHER,
     "ppo": {"update.minibatches": 4},
     "soft-overlong": {"reward.soft_overlong.cache": 2},
     "tis": _MISMATCH,

@@ -24,16 +24,27 @@ class Context:
       rollout: the responses and their grades.
       statistics: (source, names) -> dict of arrays; source is "policy", "reference" or "teacher",
         names are keys of research.statistics.STATISTICS.
+      rescore: (source, names, prompts) -> dict of arrays: the same responses scored under other
+        prompts, one text per row (rendered by the tokenizer like every prompt).
+      respond: (records, **settings) -> Rollout: further graded responses to task records, from the
+        current sampler; settings are those of the trainer's `respond` (group_size, temperature).
       greedy_rewards: () -> [B] rewards of the greedy response to each row's prompt.
-      carried: arrays that objectives returned after the last update (running baselines ...).
-      config: the run's config.
+      carried: arrays that live from step to step and are checkpointed: what objectives returned
+        after the last update (running baselines ...), and what signals keep (tables per prompt).
+      config, task, tokenizer: of the run.
+      step: steps done so far.
     """
 
     rollout: Rollout
     statistics: Callable[[str, Sequence[str]], Mapping[str, np.ndarray]]
+    rescore: Callable[..., Mapping[str, np.ndarray]]
+    respond: Callable[..., Rollout]
     greedy_rewards: Callable[[], np.ndarray]
-    carried: Mapping[str, Any]
+    carried: dict[str, Any]
     config: Any
+    task: Any
+    tokenizer: Any
+    step: int
 
 
 MODEL_SIGNALS = {
@@ -77,6 +88,11 @@ def signal(name: str) -> Callable:
         return function
 
     return add
+
+
+def random_state(context: Context, salt: int) -> np.random.Generator:
+    """The source of randomness of a signal at this step: a function of seed, step and salt."""
+    return np.random.default_rng((context.config.seed, context.step, salt))
 
 
 def outcome_on_last_token(rollout: Rollout) -> np.ndarray:
