@@ -421,6 +421,30 @@ def named_outputs(found: Paper, out) -> dict[str, Any]:
     return dict(zip(found.outputs, out)) if len(found.outputs) > 1 else {found.outputs[0]: out}
 
 
+BOUND = ("run.", "last.")
+"""Beginnings of the values that stand for a number that changes from step to step."""
+
+
+def is_bound(value) -> bool:
+    """Whether a hyperparameter's value names a number of the environment ("run.step")."""
+    return isinstance(value, str) and value.startswith(BOUND)
+
+
+def bound(hyper: Mapping[str, Any], env: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces every "run.NAME" and "last.NAME" among hyperparameters by `env` of that name.
+
+    Raises:
+      CatalogueError: the environment has no such number.
+    """
+    for name, value in hyper.items():
+        if is_bound(value) and value not in env:
+            raise CatalogueError(
+                f"{name}={value!r} stands for a number that the caller has to give; given: "
+                f"{', '.join(n for n in env if n.startswith(BOUND)) or 'none'}."
+            )
+    return {name: env[value] if is_bound(value) else value for name, value in hyper.items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A function of the catalogue (or of the user's own) with some hyperparameters set."""
@@ -439,7 +463,7 @@ class Stage:
 
     def __call__(self, env):
         wanted = {n: env[n] for n in self.paper.arrays if env.get(n) is not None}
-        return self.paper.function(**wanted, **self.hyper)
+        return self.paper.function(**wanted, **bound(self.hyper, env))
 
     def named(self, env) -> dict[str, Any]:
         """Runs the stage and returns its outputs by name."""

@@ -108,6 +108,7 @@ def sample(
     min_p: float = 0.0,
     stop_tokens: tuple[int, ...] = (),
     pad_id: int = 0,
+    allowed=None,
 ) -> Samples:
     """Samples `group_size` responses to each prompt.
 
@@ -128,6 +129,8 @@ def sample(
       top_k, top_p, min_p: truncation, as in `filter_logits`; not used at temperature 0.
       stop_tokens: ids that end a response, themselves part of it.
       pad_id: the token after the end.
+      allowed: [T, V] bool, the tokens that may be drawn at each step of a response; None: all. The
+        distribution is that of the allowed tokens alone, before any truncation.
 
     Returns:
       Samples.
@@ -150,6 +153,8 @@ def sample(
     def draw(hidden, step):
         """One token per row and its log-probability, from the hidden states [B, D]."""
         logits = heads.logits(params, config, hidden)
+        if allowed is not None:
+            logits = jnp.where(allowed[step], logits, -jnp.inf)
         if temperature == 0:
             log_p = jax.nn.log_softmax(logits)
             token = jnp.argmax(log_p, axis=-1)

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 import losses
 from losses.catalogue import nearest
+from research.schedules import bound_names
 from research.settings import SETTINGS
 
 FIELDS = {
@@ -41,6 +42,8 @@ FIELDS = {
         "max_new_tokens.",
     ),
     "sampling.max_new_tokens": (6, "Generation limit of a response, in tokens."),
+    "sampling.max_reply_tokens": (4, "Width of an environment's reply between two turns."),
+    "sampling.allowed": ("", "Characters that responses are restricted to; empty: no restriction."),
     "sampling.temperature": (1.0, "Temperature of the policy, for sampler and trainer alike."),
     "sampling.top_k": (0, "Sample among the k likeliest tokens; 0 is off."),
     "sampling.top_p": (1.0, "Nucleus probability; 1 is off."),
@@ -281,7 +284,7 @@ def composition(config: ConfigDict, objective=None) -> losses.Composed:
         names = [n for n in config.stages[slot].split(",") if n]
         return tuple(stage(n, config[slot][n] if n in config[slot] else {}) for n in names)
 
-    return losses.compose(
+    composed = losses.compose(
         selection=several("selection"),
         reward=several("reward"),
         advantage=one("advantage"),
@@ -289,3 +292,5 @@ def composition(config: ConfigDict, objective=None) -> losses.Composed:
         objective=objective if objective is not None else one("objective"),
         regularizers=several("regularizers"),
     )
+    bound_names(composed.stages)  # a misspelt schedule ends here
+    return composed

@@ -22,11 +22,20 @@ import losses
 from losses.catalogue import needs_of
 from models import ModelConfig, lora, override, sampling
 from models.load import count, load, load_tokenizer
-from research import checkpoints, devices, evaluation, reporting, rewards, signals, update
+from research import (
+    checkpoints,
+    devices,
+    evaluation,
+    reporting,
+    rewards,
+    schedules,
+    signals,
+    update,
+)
 from research import rollouts as ro
 from research.config import Config, ConfigError, composition
 from research.selection import PromptOrder
-from research.statistics import statistics, streamed
+from research.statistics import STATISTICS, statistics, streamed
 from research.tasks import Record, get_task
 
 
@@ -121,7 +130,10 @@ class Trainer:
         self.shaping = [s for s in before if s.paper.kind in ("selection", "reward")]
         self.crediting = [s for s in before if s not in self.shaping]
         self.needs = self._constants()
-        signals.check(self.needs)
+        self.bound = schedules.bound_names(self.composed.stages)
+        self.asked = {*self.needs, *(s.paper.name for s in self.composed.stages)}
+        others = [n for n in self.gradients if n not in STATISTICS]
+        signals.check((*self.needs, *others), self.asked)
         self.task = get_task(seed=config.seed, **_plain(config.task))
         self.reward_weights = dict(config.rewards) or dict(self.task.rewards)
         self.verifier = next(iter(self.task.rewards))
@@ -177,13 +189,24 @@ class Trainer:
         model, params = load(
             config.model, self.tokenizer, seed=config.seed, mesh=self.layout.mesh, **fields
         )
-        longest = config.sampling.max_prompt_tokens + config.sampling.max_new_tokens
+        longest = config.sampling.max_prompt_tokens + self.response_width
         if longest > model.max_length:
             raise ConfigError(
-                f"max_prompt_tokens + max_new_tokens = {longest} exceeds the model's context of "
-                f"{model.max_length} tokens."
+                f"max_prompt_tokens and the responses' {self.response_width} tokens make {longest},"
+                f" which exceeds the model's context of {model.max_length} tokens."
             )
         return model, params
+
+    @property
+    def turns(self) -> int:
+        """The most turns that an episode of the task can have."""
+        return getattr(self.task, "turns", 1)
+
+    @property
+    def response_width(self) -> int:
+        """Tokens of a row behind its prompt: all turns, and the replies between them."""
+        s = self.config.sampling
+        return self.turns * s.max_new_tokens + (self.turns - 1) * s.max_reply_tokens
 
     @property
     def placed(self):
@@ -208,7 +231,7 @@ class Trainer:
             store.save_initial(initial)
         self.initial = initial
         self.sources = {}
-        asked = signals.sources(self.needs) | set(self.streams)
+        asked = signals.sources(self.needs, self.asked) | set(self.streams)
         if "reference" in asked:
             reference = self.layout.place(initial["params"])
             self.sources["reference"] = (self.model, (reference, self.frozen))
@@ -235,7 +258,7 @@ class Trainer:
     def _teacher_params(self):
         """Parameters of an `sft:STEPS` teacher: the same model after more demonstrations."""
         kind, _, steps = self.config.teacher.partition(":")
-        asks = "teacher" in signals.sources(self.needs) | set(self.streams)
+        asks = "teacher" in signals.sources(self.needs, self.asked) | set(self.streams)
         if not asks or kind != "sft":
             return None
         if not steps.isdigit():
@@ -292,7 +315,8 @@ class Trainer:
 
             return self.layout.map_rows(function)
 
-        out = self._cached(("score", model, names, width), make)(placed, rows)
+        key = ("score", model, names, width, rollout.tokens.shape[1])
+        out = self._cached(key, make)(placed, rows)
         return {k: np.asarray(v) for k, v in out.items()}
 
     def rescore(self, source, names, rollout, prompts) -> dict[str, np.ndarray]:
@@ -309,6 +333,7 @@ class Trainer:
         temperature = s.temperature if temperature is None else temperature
         dtype = self.config.sampler_dtype
         model = override(self.model, dtype=dtype) if dtype else self.model
+        allowed = ro.allowed_tokens(self.tokenizer, s.allowed, s.max_new_tokens)
 
         def make():
             def function(placed, rows):
@@ -330,6 +355,7 @@ class Trainer:
                     min_p=s.min_p,
                     stop_tokens=tuple(self.tokenizer.stop_ids),
                     pad_id=self.tokenizer.pad_id,
+                    allowed=allowed,
                 )
                 return {
                     "tokens": out.tokens,
@@ -354,17 +380,33 @@ class Trainer:
 
             def rows_to_statistics(params, frozen, rows):
                 others = {s: (heads[s], frozen["heads"][s], rows[f"{s}_hidden"]) for s in streams}
+                combined = lora.combine(params, frozen["frozen"])
                 out = statistics(
                     self.model,
-                    lora.combine(params, frozen["frozen"]),
+                    combined,
                     rows,
-                    self.gradients,
+                    [n for n in self.gradients if n not in signals.SEQUENCES],
                     prompt_length=self.config.sampling.max_prompt_tokens,
                     temperature=self.config.sampling.temperature,
                     chunk=self.config.update.head_chunk,
                     extra={"streamed": token} if token else None,
                     others=others,
                 )
+                for name in (n for n in self.gradients if n in signals.SEQUENCES):
+                    prompts, tokens = rows[f"{name}/prompts"], rows[f"{name}/tokens"]
+                    other = {
+                        "tokens": jnp.concatenate([prompts, tokens], axis=1),
+                        "positions": rows[f"{name}/positions"],
+                    }
+                    out[name] = statistics(
+                        self.model,
+                        combined,
+                        other,
+                        ("logprobs",),
+                        prompt_length=prompts.shape[1],
+                        temperature=self.config.sampling.temperature,
+                        chunk=self.config.update.head_chunk,
+                    )["logprobs"]
                 return {**out, **out.pop("streamed", {})}
 
             return self.layout.compile_update(
@@ -404,32 +446,90 @@ class Trainer:
 
     def respond(self, placed, records, ids, step, *, group_size, seed, temperature=None):
         """Samples and grades responses to task records."""
-        config = self.config
+        config, pad = self.config, self.tokenizer.pad_id
         _, (prompts, positions) = self._encoded(records)
         keys = ro.response_keys(seed, step, ids, group_size)
-        out = self.sample(
-            placed, prompts, positions, keys, group_size=group_size, temperature=temperature
-        )
-        texts = self._decoded(out)
         per_row = [r for r in records for _ in range(group_size)]
-        graded = rewards.grade(
-            texts, per_row, self.reward_weights, on_error=config.on_reward_error, pool=self.pool
-        )
+        rows = np.arange(len(per_row))
+
+        def spoken(out):
+            texts = self._decoded(out)
+            return (
+                out,
+                texts,
+                rewards.grade(
+                    texts,
+                    per_row,
+                    self.reward_weights,
+                    on_error=config.on_reward_error,
+                    pool=self.pool,
+                ),
+            )
+
+        turns = [
+            spoken(
+                self.sample(
+                    placed, prompts, positions, keys, group_size=group_size, temperature=temperature
+                )
+            )
+        ]
+        prompts, positions = (np.repeat(x, group_size, axis=0) for x in (prompts, positions))
+        last, replies = np.zeros(len(per_row), int), []
+        for turn in range(1, self.turns):
+            said = [
+                self.task.reply(record, text) if last[row] == turn - 1 else None
+                for row, (record, text) in enumerate(zip(per_row, turns[-1][1]))
+            ]
+            last += [text is not None for text in said]
+            replies.append([self._reply_tokens(text) for text in said])
+            width = turn * (config.sampling.max_new_tokens + config.sampling.max_reply_tokens)
+            so_far = ro.episode([out for out, _, _ in turns], replies, width, pad)
+            context = ro.history(prompts, positions, so_far, pad)
+            out = self.sample(
+                placed,
+                *context,
+                np.asarray(ro.turn_keys(keys, turn)),
+                group_size=1,
+                temperature=temperature,
+            )
+            turns.append(spoken(out))
+
+        def of_last(arrays):
+            return np.stack(arrays)[last, rows]
+
+        outs, texts, graded = zip(*turns)
+        final = [texts[k][row] for row, k in enumerate(last)]
+        components = {
+            k: of_last([g["components"][k] for g in graded]) for k in graded[0]["components"]
+        }
+        took_place = np.arange(self.turns) <= last[:, None]
         return ro.Rollout(
-            prompts=np.repeat(prompts, group_size, axis=0),
-            prompt_positions=np.repeat(positions, group_size, axis=0),
-            tokens=out["tokens"],
-            mask=out["mask"],
-            logprobs=out["logprobs"],
-            truncated=out["truncated"],
+            prompts=prompts,
+            prompt_positions=positions,
+            **ro.episode(outs, replies, self.response_width, pad),
+            truncated=of_last([out["truncated"] for out in outs]),
             group_ids=np.repeat(np.asarray(ids, np.int32), group_size),
             records=per_row,
-            texts=texts,
-            rewards=graded["total"],
-            components=graded["components"],
-            correct=self._verdict(texts, per_row, graded["components"]),
-            errors=sum(graded["errors"].values()),
+            texts=final,
+            rewards=of_last([g["total"] for g in graded]),
+            components=components,
+            correct=self._verdict(final, per_row, components),
+            errors=sum(sum(g["errors"].values()) for g in graded),
+            turn_rewards=np.stack([g["total"] for g in graded], axis=1) * took_place,
+            turn_texts=[[texts[k][row] for k in range(n + 1)] for row, n in enumerate(last)],
         )
+
+    def _reply_tokens(self, text):
+        """The tokens of an environment's reply, or None for the end of the episode."""
+        if text is None:
+            return None
+        ids, width = self.tokenizer.encode(text), self.config.sampling.max_reply_tokens
+        if len(ids) > width:
+            raise ConfigError(
+                f"A reply of {len(ids)} tokens does not fit config.sampling.max_reply_tokens="
+                f"{width}: {text!r}. Raise the limit."
+            )
+        return ids
 
     def _encoded(self, records, width=None):
         """Rendered prompts, and their (tokens, positions), left-padded to a width (the run's)."""
@@ -485,8 +585,9 @@ class Trainer:
         return keep
 
     def _context(self, batch):
-        def respond(records, ids, **settings):
-            placed = self.sampler_params(self.step)
+        def respond(records, ids, *, source="sampler", **settings):
+            sampler = source == "sampler"
+            placed = self.sampler_params(self.step) if sampler else self._source(source)[1]
             return self.respond(placed, records, ids, self.step, seed=self.config.seed, **settings)
 
         def greedy():
@@ -501,7 +602,10 @@ class Trainer:
 
         return signals.Context(
             rollout=batch,
-            statistics=lambda source, names: self.score(source, names, batch),
+            asked=self.asked,
+            statistics=lambda source, names, other=None: self.score(
+                source, names, batch if other is None else other
+            ),
             rescore=lambda source, names, prompts: self.rescore(source, names, batch, prompts),
             respond=respond,
             greedy_rewards=greedy,
@@ -516,11 +620,18 @@ class Trainer:
         """One rollout and its updates; returns and records the logged scalars."""
         started = time.perf_counter()
         batch, logged = self.rollout(step)
-        arrays = signals.collect(self.needs, self._context(batch))
-        prepared = self._prepare(arrays)
+        context = self._context(batch)
+        arrays = signals.collect(self.needs, context)
+        numbers = schedules.values(
+            self.bound, step, self.config.steps, self.history[-1] if self.history else {}
+        )
+        prepared = self._prepare(arrays | numbers)
         arrays = {**arrays, **prepared["arrays"]}
         logged |= {k: float(v) for k, v in prepared["metrics"].items()}
-        logged |= self._optimise(step, batch, arrays)
+        sequences = {
+            n: signals.SEQUENCES[n](context) for n in self.gradients if n in signals.SEQUENCES
+        }
+        logged |= self._optimise(step, batch, arrays, sequences, numbers)
         if self.config.staleness:
             self.past.append(jax.tree.map(jnp.array, self.state.params))
         seconds = time.perf_counter() - started
@@ -556,12 +667,15 @@ class Trainer:
         )
         needed = needs_of(stages)
         extra = ["token_rewards"] if "token_rewards" in arrays else []
-        return run({n: arrays[n] for n in {*needed, *extra}})
+        return run({n: arrays[n] for n in {*needed, *extra, *self.bound}})
 
-    def _optimise(self, step, batch, arrays):
+    def _optimise(self, step, batch, arrays, sequences, numbers):
         """Epochs and minibatches over one rollout; whole groups stay together."""
         config = self.config
         rows = batch.model_rows()
+        for name, other in sequences.items():
+            rows[f"{name}/prompts"], rows[f"{name}/tokens"] = other.prompts, other.tokens
+            rows[f"{name}/positions"] = other.model_rows()["positions"]
         for source in self.streams:
             rows[f"{source}_hidden"] = self.score(source, ("hidden",), batch)["hidden"]
         heads = {
@@ -571,7 +685,7 @@ class Trainer:
         }
         heads = jax.tree.map(jnp.array, heads)  # the policy's own are donated by the update
         frozen = {"frozen": self.frozen, "heads": heads}
-        constants = {n: np.asarray(arrays[n]) for n in self.loss_needs if n in arrays}
+        constants = {n: np.asarray(arrays[n]) for n in self.loss_needs if n in arrays} | numbers
         groups = np.arange(len(batch)).reshape(-1, config.group_size)
         count = config.update.minibatches
         if len(groups) % count:
@@ -663,14 +777,22 @@ class Trainer:
     def _demonstrations(self, records):
         s, tokenizer = self.config.sampling, self.tokenizer
         _, (prompts, positions) = self._encoded(records)
-        tokens = np.full((len(records), s.max_new_tokens), tokenizer.pad_id, np.int32)
-        mask = np.zeros((len(records), s.max_new_tokens), np.float32)
+        tokens = np.full((len(records), self.response_width), tokenizer.pad_id, np.int32)
+        mask = np.zeros((len(records), self.response_width), np.float32)
+        present = np.zeros_like(mask)
         for row, record in enumerate(records):
+            begun = []  # an earlier attempt and the reply to it: read, but not imitated
+            for attempt, reply in self.task.exchange(record) if self.turns > 1 else ():
+                said = [*tokenizer.encode(attempt), tokenizer.eos_id][: s.max_new_tokens]
+                begun += [*said, *self._reply_tokens(reply)]
             ids = [*tokenizer.encode(self.task.demonstration(record)), tokenizer.eos_id]
-            ids = ids[: s.max_new_tokens]
-            tokens[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+            ids = begun + ids[: s.max_new_tokens]
+            tokens[row, : len(ids)] = ids
+            mask[row, len(begun) : len(ids)] = present[row, : len(ids)] = 1
         empty = np.zeros(len(records))
-        shown = ro.Rollout(prompts, positions, tokens, mask, mask, empty > 0, empty, records, [])
+        shown = ro.Rollout(
+            prompts, positions, tokens, mask, mask, empty > 0, empty, records, [], present=present
+        )
         return shown.model_rows(), mask
 
     # -- evaluation ------------------------------------------------------------------------------

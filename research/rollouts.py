@@ -19,11 +19,16 @@ class Rollout:
       truncated: [B] bool, no stop token within T.
       group_ids: [B] int32 index of the prompt in the run.
       records: the task record of each row.
-      texts: the decoded response of each row.
+      texts: the decoded response of each row; of several turns, the last.
       rewards: [B] float32 weighted total.
       components: name -> [B] float32 of each reward.
       correct: [B] float32 verdict of the task's own verifier.
       errors: reward calls that failed and were counted as 0.
+      present: [B,T] float32, 1 on everything that the model reads: sampled tokens and, between
+        turns, what the environment says. None: the mask.
+      turn_ids: [B,T] int32 turn of each token, the environment's reply with the turn it answers.
+      turn_rewards: [B,K] float32 weighted total of each turn, 0 for turns that did not take place.
+      turn_texts: the decoded turns of each row.
     """
 
     prompts: np.ndarray
@@ -39,6 +44,10 @@ class Rollout:
     components: dict[str, np.ndarray] | None = None
     correct: np.ndarray | None = None
     errors: int = 0
+    present: np.ndarray | None = None
+    turn_ids: np.ndarray | None = None
+    turn_rewards: np.ndarray | None = None
+    turn_texts: list[list[str]] | None = None
 
     def __len__(self):
         return len(self.tokens)
@@ -46,7 +55,8 @@ class Rollout:
     def model_rows(self) -> dict[str, np.ndarray]:
         """What the model reads: whole sequences, their positions."""
         following = self.prompt_positions[:, -1:] + 1 + np.arange(self.tokens.shape[1])
-        positions = np.where(self.mask > 0, following, -1).astype(np.int32)
+        present = self.mask if self.present is None else self.present
+        positions = np.where(present > 0, following, -1).astype(np.int32)
         return {
             "tokens": np.concatenate([self.prompts, self.tokens], axis=1).astype(np.int32),
             "positions": np.concatenate([self.prompt_positions, positions], axis=1),
@@ -83,6 +93,76 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     return Rollout(**out)
 
 
+def episode(
+    turns: Sequence[dict[str, np.ndarray]],
+    replies: Sequence[Sequence[list[int] | None]],
+    width: int,
+    pad_id: int,
+) -> dict[str, np.ndarray]:
+    """Joins sampled turns and the environment's replies into one right-padded row each.
+
+    Args:
+      turns: "tokens", "mask" and "logprobs" [B,T] of each turn.
+      replies: of each turn but the last, the reply's tokens to each row, None where its episode
+        has ended; what was sampled after the end is left out.
+      width: of the rows that are made.
+      pad_id: the token after the end.
+
+    Returns:
+      "tokens", "mask", "present", "logprobs", "turn_ids" [B,width], of `Rollout`'s meaning.
+    """
+    rows = len(turns[0]["tokens"])
+    out = {
+        "tokens": np.full((rows, width), pad_id, np.int32),
+        "mask": np.zeros((rows, width), np.float32),
+        "present": np.zeros((rows, width), np.float32),
+        "logprobs": np.zeros((rows, width), np.float32),
+        "turn_ids": np.zeros((rows, width), np.int32),
+    }
+    for row in range(rows):
+        end = 0
+        for k, turn in enumerate(turns):
+            n = int(turn["mask"][row].sum())
+            here = slice(end, end + n)
+            out["tokens"][row, here] = turn["tokens"][row, :n]
+            out["logprobs"][row, here] = turn["logprobs"][row, :n]
+            out["mask"][row, here] = 1
+            reply = replies[k][row] if k < len(replies) else None
+            end += n
+            if reply is not None:
+                out["tokens"][row, end : end + len(reply)] = reply
+                end += len(reply)
+            out["turn_ids"][row, here.start :] = k
+            out["present"][row, :end] = 1
+            if reply is None:
+                break
+    return out
+
+
+def history(
+    prompts: np.ndarray, positions: np.ndarray, rows: dict[str, np.ndarray], pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts followed by what has happened since, as prompts for the next turn.
+
+    Args:
+      prompts, positions: [B,P], left-padded.
+      rows: "tokens" and "present" [B,T], from `episode`.
+      pad_id: the token of the padding.
+
+    Returns:
+      tokens and positions [B,P+T] int32, left-padded: the very tokens that were sampled.
+    """
+    width = prompts.shape[1] + rows["tokens"].shape[1]
+    tokens = np.full((len(prompts), width), pad_id, np.int32)
+    where = np.full((len(prompts), width), -1, np.int32)
+    for row in range(len(prompts)):
+        said = rows["tokens"][row][rows["present"][row] > 0]
+        ids = np.concatenate([prompts[row][positions[row] >= 0], said])
+        tokens[row, width - len(ids) :] = ids
+        where[row, width - len(ids) :] = np.arange(len(ids))
+    return tokens, where
+
+
 def encode_prompts(texts: Sequence[str], encode: Callable, width: int, pad_id: int):
     """Left-pads prompts to a fixed width.
 
@@ -108,6 +188,31 @@ def encode_prompts(texts: Sequence[str], encode: Callable, width: int, pad_id: i
     return tokens, positions
 
 
+def allowed_tokens(tokenizer, characters: str, length: int) -> np.ndarray | None:
+    """Which tokens a response restricted to some characters may have, [length,V] bool.
+
+    A token is allowed if its text is of these characters only; a stop token, anywhere but at the
+    start.
+
+    Args:
+      tokenizer: of the run.
+      characters: empty for no restriction, which gives None.
+      length: tokens of a response.
+
+    Raises:
+      ValueError: the tokenizer has no such token.
+    """
+    if not characters:
+        return None
+    texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
+    row = np.array([bool(text) and set(text) <= set(characters) for text in texts])
+    if not row.any():
+        raise ValueError(f"No token of the tokenizer is made of sampling.allowed={characters!r}.")
+    allowed = np.repeat(row[None], length, axis=0)
+    allowed[1:, list(tokenizer.stop_ids)] = True
+    return allowed
+
+
 def response_keys(seed: int, step: int, prompt_ids: Sequence[int], group_size: int) -> np.ndarray:
     """Raw random keys [N * G, ...], each folded from (seed, step, prompt, sample).
 
@@ -116,6 +221,16 @@ def response_keys(seed: int, step: int, prompt_ids: Sequence[int], group_size: i
     prompts = np.repeat(np.asarray(prompt_ids, np.uint32), group_size)
     samples = np.tile(np.arange(group_size, dtype=np.uint32), len(prompt_ids))
     return np.asarray(_fold(jax.random.key(seed), np.uint32(step), prompts, samples))
+
+
+@jax.jit
+def turn_keys(keys: np.ndarray, turn: int) -> jax.Array:
+    """The raw keys of a later turn, folded from those of the first."""
+
+    def one(key):
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key), turn))
+
+    return jax.vmap(one)(keys)
 
 
 @jax.jit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 import losses
+from losses.catalogue import bound
 from models import heads, scoring
 from models.config import ModelConfig
 
@@ -100,7 +101,7 @@ def streamed(composed: losses.Composed):
     takes = inspect.signature(reduction).parameters
 
     def loss(arrays):
-        settings = {k: v for k, v in stage.settings.items() if k in takes}
+        settings = bound({k: v for k, v in stage.settings.items() if k in takes}, arrays)
         given = {k: v for k, v in arrays.items() if k in takes}
         total, metrics = reduction(**given, **settings)
         for regularizer in composed.regularizers:

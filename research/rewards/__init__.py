@@ -4,6 +4,7 @@ reward(response: str, record: Record, **parameters) -> float
 """
 
 from research.rewards.functions import (
+    chain,
     countdown,
     exact,
     format_reward,
@@ -17,6 +18,7 @@ from research.rewards.mathematics import math_verify
 __all__ = [
     "REWARDS",
     "RewardError",
+    "chain",
     "countdown",
     "exact",
     "find_reward",

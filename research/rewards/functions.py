@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from research.answers import extract_answer, last_number
 from research.tasks.base import Record
+from research.tasks.chain import final_answer
 from research.tasks.gym import gym_dataset
 
 _UNTAGGED = r"(?:(?!</?(?:think|answer)>).)*"
@@ -122,6 +123,11 @@ def evaluate_arithmetic(expression: str) -> tuple[Fraction, list[int]]:
         raise ValueError(f"only + - * / and parentheses are allowed: {expression!r}")
 
     return value(tree), used
+
+
+def chain(response: str, record: Record) -> float:
+    """1 if the answer behind the working, after the last `#`, is the reference, else 0."""
+    return float(final_answer(response) == record.answer)
 
 
 def reasoning_gym(response: str, record: Record) -> float:

@@ -26,6 +26,7 @@ REWARDS = {
     "math_verify": mathematics.math_verify,
     "format": functions.format_reward,
     "length": functions.length_penalty,
+    "chain": functions.chain,
     "countdown": functions.countdown,
     "reasoning_gym": functions.reasoning_gym,
 }

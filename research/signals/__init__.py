@@ -22,21 +22,26 @@ class Context:
 
     Attributes:
       rollout: the responses and their grades.
-      statistics: (source, names) -> dict of arrays; source is "policy", "reference" or "teacher",
-        names are keys of research.statistics.STATISTICS.
+      asked: names of the arrays and functions of the run's composition.
+      statistics: (source, names, rollout=None) -> dict of arrays; source is "policy", "reference"
+        or "teacher", names are keys of research.statistics.STATISTICS; of another rollout, if one
+        is given.
       rescore: (source, names, prompts) -> dict of arrays: the same responses scored under other
         prompts, one text per row (rendered by the tokenizer like every prompt).
-      respond: (records, **settings) -> Rollout: further graded responses to task records, from the
-        current sampler; settings are those of the trainer's `respond` (group_size, temperature).
+      respond: (records, ids, **settings) -> Rollout: further graded responses to task records, from
+        the current sampler or another `source`; settings are those of the trainer's `respond`
+        (group_size, temperature).
       greedy_rewards: () -> [B] rewards of the greedy response to each row's prompt.
       carried: arrays that live from step to step and are checkpointed: what objectives returned
         after the last update (running baselines ...), and what signals keep (tables per prompt).
       config, task, tokenizer: of the run.
       step: steps done so far.
+      memo: what several signals of this step share; see `once`.
     """
 
     rollout: Rollout
-    statistics: Callable[[str, Sequence[str]], Mapping[str, np.ndarray]]
+    asked: set[str]
+    statistics: Callable[..., Mapping[str, np.ndarray]]
     rescore: Callable[..., Mapping[str, np.ndarray]]
     respond: Callable[..., Rollout]
     greedy_rewards: Callable[[], np.ndarray]
@@ -45,6 +50,13 @@ class Context:
     task: Any
     tokenizer: Any
     step: int
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def once(self, make: Callable[["Context"], Any]) -> Any:
+        """Returns make(self), made once a step."""
+        if make not in self.memo:
+            self.memo[make] = make(self)
+        return self.memo[make]
 
 
 MODEL_SIGNALS = {
@@ -80,14 +92,41 @@ SIGNALS: dict[str, Callable[[Context], np.ndarray]] = {
 """Signal -> how it is made."""
 
 
-def signal(name: str) -> Callable:
-    """Adds a signal to the table: `@signal("uncertainty") def _(context): ...`."""
+SPECIAL: dict[tuple[str, str], Callable[[Context], np.ndarray]] = {}
+"""(signal, what asks for it) -> how it is made there instead."""
+
+SEQUENCES: dict[str, Callable[[Context], Rollout]] = {}
+"""Differentiable log-probabilities of other sequences than the responses -> those sequences."""
+
+_MODELS: dict[Callable, tuple[str, ...]] = {}
+
+
+def signal(name: str, given: str | None = None, models: Sequence[str] = ()) -> Callable:
+    """Adds a signal to the table: `@signal("uncertainty") def _(context): ...`.
+
+    Args:
+      name: of the array.
+      given: makes it so only in compositions that ask for this array or have this function: papers
+        use one name for different things.
+      models: "reference" or "teacher", where the function uses them.
+    """
 
     def add(function):
-        SIGNALS[name] = function
+        if given is None:
+            SIGNALS[name] = function
+        else:
+            SPECIAL[name, given] = function
+        _MODELS[function] = (*_MODELS.get(function, ()), *models)
         return function
 
     return add
+
+
+def _maker(name: str, asked: set[str]) -> Callable[[Context], np.ndarray] | None:
+    for (special, given), function in SPECIAL.items():
+        if special == name and given in asked:
+            return function
+    return SIGNALS.get(name)
 
 
 def random_state(context: Context, salt: int) -> np.random.Generator:
@@ -98,29 +137,36 @@ def random_state(context: Context, salt: int) -> np.random.Generator:
 def outcome_on_last_token(rollout: Rollout) -> np.ndarray:
     """The outcome reward on the last token of each response, [B,T]."""
     dense = np.zeros_like(rollout.mask)
-    last = np.maximum(rollout.mask.sum(1).astype(int) - 1, 0)
+    last = rollout.mask.shape[1] - 1 - np.argmax(rollout.mask[:, ::-1], axis=1)
     dense[np.arange(len(last)), last] = rollout.rewards
     return dense * rollout.mask
 
 
-def check(needs: Sequence[str], carried: Sequence[str] = ()) -> None:
+def check(needs: Sequence[str], asked: Sequence[str] = ()) -> None:
     """Raises an error, before any work, if a needed array is in no table.
 
     Raises:
       ValueError: names the array and the nearest ones that can be supplied.
     """
-    known = {*SIGNALS, *MODEL_SIGNALS, *carried}
+    known = {*SIGNALS, *MODEL_SIGNALS, *SEQUENCES}
     for name in needs:
-        if name not in known:
+        if name not in known and _maker(name, set(asked)) is None:
             raise ValueError(
                 f"The trainer has no signal {name!r}.{nearest(name, sorted(known))} "
                 "Add one with research.signals.signal, or call the function on arrays of your own."
             )
 
 
-def sources(needs: Sequence[str]) -> set[str]:
+def sources(needs: Sequence[str], asked: Sequence[str] = ()) -> set[str]:
     """Returns the models that a set of needs asks for, beside the policy."""
-    return {MODEL_SIGNALS[n][0] for n in needs if n in MODEL_SIGNALS} - {"policy"}
+    found = set()
+    for name in needs:
+        maker = _maker(name, set(asked))
+        if maker is not None:
+            found.update(_MODELS.get(maker, ()))
+        elif name in MODEL_SIGNALS:
+            found.add(MODEL_SIGNALS[name][0])
+    return found - {"policy"}
 
 
 def collect(needs: Sequence[str], context: Context) -> dict[str, np.ndarray]:
@@ -128,10 +174,11 @@ def collect(needs: Sequence[str], context: Context) -> dict[str, np.ndarray]:
     out = {}
     asked: dict[str, list[str]] = {}
     for name in needs:
+        maker = _maker(name, context.asked)
         if name in context.carried:
             out[name] = context.carried[name]
-        elif name in SIGNALS:
-            out[name] = SIGNALS[name](context)
+        elif maker is not None:
+            out[name] = maker(context)
         else:
             source, statistic = MODEL_SIGNALS[name]
             asked.setdefault(source, []).append(statistic)

@@ -1,4 +1,4 @@
-"""Tasks with verifiable rewards: addition, countdown, reasoning_gym, jsonl."""
+"""Tasks with verifiable rewards; `TASKS` lists them."""
 
 import dataclasses
 from typing import Any
@@ -6,11 +6,17 @@ from typing import Any
 from losses.catalogue import nearest
 from research.tasks.addition import Addition
 from research.tasks.base import Record, Task, TaskError, texts
+from research.tasks.chain import Chain
 from research.tasks.countdown import Countdown
 from research.tasks.gym import ReasoningGym
 from research.tasks.jsonl import Jsonl
+from research.tasks.rubric import Rubric
+from research.tasks.two_attempts import TwoAttempts
 
-TASKS = {task.name: task for task in (Addition, Countdown, Jsonl, ReasoningGym)}
+TASKS = {
+    task.name: task
+    for task in (Addition, Chain, Countdown, Jsonl, ReasoningGym, Rubric, TwoAttempts)
+}
 """Name -> class; its fields are the task's parameters."""
 
 __all__ = ["TASKS", "Record", "Task", "TaskError", "get_task", "task_parameters", "texts"]

@@ -34,6 +34,10 @@ class Record:
 class Task(Protocol):
     """What every task offers.
 
+    A task of several turns also has `turns`, the most attempts of an episode;
+    `reply(record, attempt)`, what the environment says to an attempt, or None at the end of the
+    episode; and `exchange(record)`, the (attempt, reply) pairs that precede a demonstration.
+
     Attributes:
       name: the name it is found by.
       size: number of training prompts, after which `train` starts over; 0 where it never does.
