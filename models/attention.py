@@ -149,7 +149,7 @@ class Attention(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, table, seen, memory=None, layer=0, index=0, entropy=False):
+    def __call__(self, x, table, seen, memory=None, layer=0, index=0, measure=None):
         """Attends over this call's columns, or over the cache after writing them to it.
 
         Args:
@@ -159,11 +159,11 @@ class Attention(nn.Module):
           memory: None, or the cache's keys and values [L, B, S, K, H] of all layers.
           layer: this layer's index into the cache.
           index: column the first of the Q tokens is written to.
-          entropy: also return the entropy of the attention rows.
+          measure: also return the "entropy" of the attention rows, or their "weights".
 
         Returns:
-          Output [B, Q, D], the updated memory, and the attention entropy [B, Q] in nats (mean over
-          heads) or None.
+          Output [B, Q, D], the updated memory, and what `measure` asked for, a mean over heads:
+          [B, Q] in nats, [B, Q, S], or None.
         """
         config = self.config
         heads, groups, size = config.num_heads, config.num_kv_heads, config.head_dim
@@ -199,11 +199,13 @@ class Attention(nn.Module):
             scores = config.attention_softcap * jnp.tanh(scores / config.attention_softcap)
         log_weights = jax.nn.log_softmax(jnp.where(seen[:, None, None], scores, MASKED))
         weights = jnp.exp(log_weights)
-        spread = None
-        if entropy:
+        measured = None
+        if measure == "entropy":
             # A masked key has weight exactly 0 and a finite logarithm, so 0 * log 0 = 0.
-            spread = -jnp.mean(jnp.sum(weights * log_weights, axis=-1), axis=(1, 2))
+            measured = -jnp.mean(jnp.sum(weights * log_weights, axis=-1), axis=(1, 2))
+        elif measure == "weights":
+            measured = jnp.where(seen, jnp.mean(weights, axis=(1, 2)), 0.0)
         out = jnp.einsum("bkgqs,bskh->bqkgh", weights.astype(value.dtype), value)
         out = out.reshape(*x.shape[:2], heads * size)
         out = Linear(config, config.hidden_size, config.o_bias, residual=True, name="o")(out)
-        return out, memory, spread
+        return out, memory, measured

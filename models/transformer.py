@@ -36,11 +36,11 @@ class Block(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x, table, seen, memory=None, layer=0, index=0, routes=None, entropy=False):
-        """Returns the new x [B, S, D], memory, attention entropy and routes (see their modules)."""
+    def __call__(self, x, table, seen, memory=None, layer=0, index=0, routes=None, measure=None):
+        """Returns the new x [B, S, D], memory, what was measured of the attention, and routes."""
         config = self.config
-        branch, memory, spread = Attention(config, name="attention")(
-            RMSNorm(config, name="attention_norm")(x), table, seen, memory, layer, index, entropy
+        branch, memory, measured = Attention(config, name="attention")(
+            RMSNorm(config, name="attention_norm")(x), table, seen, memory, layer, index, measure
         )
         if config.post_norms:
             branch = RMSNorm(config, name="attention_post_norm")(branch)
@@ -52,27 +52,31 @@ class Block(nn.Module):
             branch = MLP(config, name="mlp")(branch)
         if config.post_norms:
             branch = RMSNorm(config, name="mlp_post_norm")(branch)
-        return x + branch, memory, spread, routes
+        return x + branch, memory, measured, routes
 
 
 class Layer(nn.Module):
     """One step of the loop over layers: picks this layer's tables, runs its block, captures."""
 
     config: ModelConfig
-    entropy: bool
+    measure: str | None
     record_routes: bool
 
     @nn.compact
     def __call__(self, carry, per_layer, tables, seen, index):
-        x, memory, hidden = carry
-        layer, kind, slot, routes = per_layer
-        x, memory, spread, routes = Block(self.config, name="block")(
-            x, tables[kind], seen[kind], memory, layer, index, routes, self.entropy
+        x, memory, hidden, attention = carry
+        layer, kind, slot, share, routes = per_layer
+        x, memory, measured, routes = Block(self.config, name="block")(
+            x, tables[kind], seen[kind], memory, layer, index, routes, self.measure
         )
         if hidden is not None:
             # Layers that nobody asked for have a slot past the end, where a write is dropped.
             hidden = hidden.at[slot].set(x, mode="drop")
-        return (x, memory, hidden), (spread, routes if self.record_routes else None)
+        if attention is not None:
+            # Summed here: the maps of all layers are never held together.
+            attention, measured = attention + share * measured, None
+        carry = (x, memory, hidden, attention)
+        return carry, (measured, routes if self.record_routes else None)
 
 
 class Transformer(nn.Module):
@@ -96,20 +100,28 @@ class Transformer(nn.Module):
           segment_ids: [B, S] int32 of packed sequences, or None; not with a cache.
           routes: [L, B, S, k] int32 experts to replay, or None; entries below 0 are chosen anew.
           capture: names of what else to return: "hidden:<layer>" [B, S, D] (output of the layer,
-            from 0), "attention_entropy:<layer>" [B, S] nats, mean over heads, "routes"
-            [L, B, S, k], and "mtp:<depth>" [B, S, D] (from 1; row s predicts token s + 1 + depth).
+            from 0), "attention_entropy:<layer>" [B, S] nats, mean over heads,
+            "attention:<first>-<last>" [B, S, S], weights averaged over heads and these layers (not
+            with entropies, which are another pass), "routes" [L, B, S, k], and "mtp:<depth>"
+            [B, S, D] (from 1; row s predicts token s + 1 + depth).
 
         Returns:
           An Output.
 
         Raises:
-          ValueError: a name in `capture` that the model does not have, segments or mtp captures
-            with a cache, or routes of a dense model.
+          ValueError: a name in `capture` that the model does not have, attention weights of two
+            ranges or beside entropies, segments, mtp or attention captures with a cache, or routes
+            of a dense model.
         """
         config = self.config
         wanted = _parse_capture(config, capture)
-        if cache is not None and (segment_ids is not None or wanted["mtp"]):
-            raise ValueError("segment_ids and mtp captures need the whole batch, not a cache")
+        whole = segment_ids is not None or wanted["mtp"] or wanted["attention"]
+        if cache is not None and whole:
+            raise ValueError(
+                "segment_ids, mtp and attention captures need the whole batch, not a cache"
+            )
+        if len(wanted["attention"]) + bool(wanted["attention_entropy"]) > 1:
+            raise ValueError(f"one forward pass measures attention in one way, not {capture}")
         if routes is not None and not config.num_experts:
             raise ValueError("routes were given to a model without experts (num_experts=0)")
 
@@ -148,10 +160,16 @@ class Transformer(nn.Module):
         slots = [kept.index(i) if i in kept else len(kept) for i in range(config.num_layers)]
         x = embedded(tokens)
         hidden = jnp.zeros((len(kept), *x.shape), x.dtype) if kept else None
+        measure, attention = ("entropy" if wanted["attention_entropy"] else None), None
+        share = jnp.zeros(config.num_layers)
+        for first, last in wanted["attention"]:
+            measure, share = "weights", share.at[first : last + 1].set(1 / (last + 1 - first))
+            attention = jnp.zeros((*tokens.shape, tokens.shape[1]))
         per_layer = (
             jnp.arange(config.num_layers),
             jnp.asarray(config.layer_kinds),
             jnp.asarray(slots),
+            share,
             routes,
         )
         layers = nn.scan(
@@ -161,14 +179,15 @@ class Transformer(nn.Module):
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             length=config.num_layers,
             unroll=config.scan_unroll,
-        )(config, bool(wanted["attention_entropy"]), bool(wanted["routes"]), name="layers")
-        (x, memory, hidden), (spread, used) = layers(
-            (x, memory, hidden), per_layer, tables, seen, index
+        )(config, measure, bool(wanted["routes"]), name="layers")
+        (x, memory, hidden, attention), (spread, used) = layers(
+            (x, memory, hidden, attention), per_layer, tables, seen, index
         )
         x = RMSNorm(config, name="norm")(x)
 
         captured = {f"hidden:{i}": hidden[slot] for slot, i in enumerate(kept)}
         captured |= {f"attention_entropy:{i}": spread[i] for i in wanted["attention_entropy"]}
+        captured |= {f"attention:{a}-{b}": attention for a, b in wanted["attention"]}
         if wanted["routes"]:
             captured["routes"] = used
         state, state_positions = x, positions
@@ -216,7 +235,7 @@ class MultiToken(nn.Module):
 
 def _parse_capture(config: ModelConfig, capture) -> dict[str, set]:
     """Sorts capture names by kind; the error names the bad one and what the model has."""
-    wanted = {"hidden": set(), "attention_entropy": set(), "routes": set(), "mtp": set()}
+    wanted = {k: set() for k in ("hidden", "attention_entropy", "attention", "routes", "mtp")}
     last = config.num_layers - 1
     ranges = {
         "hidden": range(config.num_layers),
@@ -229,12 +248,22 @@ def _parse_capture(config: ModelConfig, capture) -> dict[str, set]:
             wanted["routes"].add(0)
         elif kind in ranges and number.isdigit() and int(number) in ranges[kind]:
             wanted[kind].add(int(number))
+        elif kind == "attention" and _layer_range(number, last):
+            wanted[kind].add(_layer_range(number, last))
         else:
-            known = f"hidden:0..{last}, attention_entropy:0..{last}"
+            known = f"hidden:0..{last}, attention_entropy:0..{last}, attention:0-{last}"
             known += f", mtp:1..{config.mtp_heads}" if config.mtp_heads else ""
             known += ", routes" if config.num_experts else ""
             raise ValueError(f"cannot capture {name!r}; this model has {known}")
     return wanted
+
+
+def _layer_range(text: str, last: int) -> tuple[int, int] | None:
+    """The layers of "<first>-<last>", or None if the model has no such range."""
+    first, _, end = text.partition("-")
+    if not (first.isdigit() and end.isdigit() and int(first) <= int(end) <= last):
+        return None
+    return int(first), int(end)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -93,6 +93,24 @@ def test_attention_entropy():
     np.testing.assert_allclose(narrow[LIVE], np.minimum(uniform, np.log(3))[LIVE], atol=1e-6)
 
 
+def test_attention_weights_are_the_mean_over_heads_and_layers():
+    params = enlarged(NANO)
+    weights = run(NANO, params, capture=("attention:1-2",)).captured["attention:1-2"]
+    one, two = (
+        run(NANO, params, capture=(f"attention:{i}-{i}",)).captured[f"attention:{i}-{i}"]
+        for i in (1, 2)
+    )
+    assert np.abs(one - two).max() > 1e-3
+    np.testing.assert_allclose(weights, (one + two) / 2, atol=1e-6)
+    np.testing.assert_allclose(weights.sum(-1)[LIVE], 1.0, atol=1e-5)
+    later = np.asarray(POSITIONS)[:, None, :] > np.asarray(POSITIONS)[:, :, None]
+    assert (np.asarray(weights)[later] == 0).all()
+    with pytest.raises(ValueError, match="one way"):
+        run(NANO, params, capture=("attention:0-1", "attention_entropy:0"))
+    with pytest.raises(ValueError, match="cannot capture"):
+        run(NANO, params, capture=("attention:1-9",))
+
+
 def test_captures_and_remat_change_nothing():
     params = enlarged(NANO)
 
