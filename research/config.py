@@ -14,12 +14,12 @@ from ml_collections import ConfigDict, FieldReference
 import losses
 from losses.catalogue import nearest
 from research.schedules import bound_names
-from research.settings import SETTINGS
+from research.settings import DEFAULT_TASK, SETTINGS
 
 FIELDS = {
     "paper": ("grpo", "Slug of the paper whose stages and settings the run starts from."),
     "seed": (0, "Seed of everything random: initialisation, prompts, sampling, order."),
-    "steps": (100, "Rollout-and-update steps."),
+    "steps": (150, "Rollout-and-update steps."),
     "workdir": ("", "Where metrics, checkpoints, config and report go; runs/PAPER if empty."),
     "model": ("tiny", "A preset of models.config, or a local Hugging Face directory."),
     "model_fields": (ConfigDict(), "Fields of the model's config to replace, e.g. num_layers."),
@@ -33,15 +33,15 @@ FIELDS = {
     "lora.alpha": (16.0, "Scale of the adapters: alpha / rank."),
     "lora.targets": ("q,k,v,o", "Comma-separated kernels that get adapters."),
     "task.name": ("addition", "Name of the task (research.tasks)."),
-    "prompts_per_step": (32, "Prompts sampled each step."),
+    "prompts_per_step": (64, "Prompts sampled each step."),
     "group_size": (8, "Responses to each prompt."),
-    "sampling.max_prompt_tokens": (16, "Width of the prompt; a longer prompt is an error."),
+    "sampling.max_prompt_tokens": (6, "Width of the prompt; a longer prompt is an error."),
     "sampling.max_context_tokens": (
         0,
         "Width of other prompts that responses are scored under; 0: twice the prompt's plus "
         "max_new_tokens.",
     ),
-    "sampling.max_new_tokens": (6, "Generation limit of a response, in tokens."),
+    "sampling.max_new_tokens": (4, "Generation limit of a response, in tokens."),
     "sampling.max_reply_tokens": (4, "Width of an environment's reply between two turns."),
     "sampling.allowed": ("", "Characters that responses are restricted to; empty: no restriction."),
     "sampling.temperature": (1.0, "Temperature of the policy, for sampler and trainer alike."),
@@ -59,8 +59,8 @@ FIELDS = {
     "update.microbatches": (1, "Slices of a minibatch that go through the model at a time."),
     "update.head_chunk": (1024, "Tokens per slice of the vocabulary head."),
     "optimizer.name": ("adamw", "adamw, adam, sgd or lion."),
-    "optimizer.learning_rate": (3e-4, "Peak learning rate."),
-    "optimizer.schedule": ("constant", "constant, linear or cosine decay after the warm-up."),
+    "optimizer.learning_rate": (6e-4, "Peak learning rate."),
+    "optimizer.schedule": ("linear", "constant, linear or cosine decay after the warm-up."),
     "optimizer.warmup_steps": (0, "Updates of linear warm-up."),
     "optimizer.weight_decay": (0.0, "Decoupled weight decay."),
     "optimizer.b1": (0.9, "First-moment decay."),
@@ -68,14 +68,14 @@ FIELDS = {
     "optimizer.clip_norm": (1.0, "Bound on the global gradient norm; 0 is none."),
     "ema": (0.0, "Decay of an average of the parameters; evaluation then uses it. 0 is none."),
     "teacher": ("", "Teacher of distillation: a model directory, `ema`, or `sft:STEPS`."),
-    "warmup.steps": (70, "Supervised updates on the task's demonstrations before the first step."),
-    "warmup.batch_size": (128, "Demonstrations per supervised update."),
-    "warmup.learning_rate": (2e-3, "Learning rate of the supervised updates."),
+    "warmup.steps": (600, "Supervised updates on the task's demonstrations before the first step."),
+    "warmup.batch_size": (256, "Demonstrations per supervised update."),
+    "warmup.learning_rate": (3e-3, "Learning rate of the supervised updates."),
     "selection.max_rounds": (10, "Rounds of sampling in search of prompts a selection keeps."),
-    "evaluation.every": (25, "Steps between evaluations; 0: only before and after."),
+    "evaluation.every": (50, "Steps between evaluations; 0: only before and after."),
     "evaluation.prompts": (128, "Held-out prompts; 0 skips every evaluation."),
     "evaluation.samples": (8, "Samples per held-out prompt for pass@k and majority@k."),
-    "checkpoint.every": (20, "Steps between checkpoints; 0: only at the end."),
+    "checkpoint.every": (50, "Steps between checkpoints; 0: only at the end."),
     "checkpoint.keep": (2, "Checkpoints kept."),
     "devices": (0, "Local devices to use under pmap; 0: all."),
     "mesh": ("", "Mesh axes for models that outgrow a device, e.g. data:2,fsdp:2,tensor:2."),
@@ -155,7 +155,8 @@ def _task_parameters(name: str) -> dict[str, Any]:
     """The parameters of a task with their defaults, as fields of `config.task`."""
     from research.tasks import task_parameters
 
-    return {"name": name, **task_parameters(name)}
+    embedded = DEFAULT_TASK if name == "addition" else {}
+    return {"name": name, **task_parameters(name), **embedded}
 
 
 def _split(spec):

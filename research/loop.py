@@ -84,8 +84,9 @@ def run(
     """
     trainer = Trainer(config, objective, log)
     with checkpoints.Store(trainer.workdir, config, log) as store:
-        trainer.start(store)
+        store.save_config()
         try:
+            trainer.start(store)
             for step in range(trainer.step, config.steps):
                 logged = trainer.train_step(step)
                 if on_step:
@@ -95,7 +96,8 @@ def run(
                     store.save(step + 1, trainer.snapshot())
             return trainer.finish(store)
         except (rewards.RewardError, RuntimeError, KeyboardInterrupt):
-            store.save(trainer.step, trainer.snapshot())
+            if trainer.whole:
+                store.save(trainer.step, trainer.snapshot())
             raise
         finally:
             if trainer.pool is not None:
@@ -115,7 +117,7 @@ def opened(config: ConfigDict, log: Callable[[str], None] = print):
             config.workdir, config.warmup.steps, config.evaluation.every = scratch, 0, 0
         trainer = Trainer(config, None, log)
         with checkpoints.Store(trainer.workdir, config, log) as store:
-            trainer.start(store, evaluate=False)
+            trainer.start(store, training=False)
             yield trainer
 
 
@@ -148,6 +150,7 @@ class Trainer:
         self.step = 0
         self.carried: dict[str, np.ndarray] = {}
         self.consecutive_skips = 0
+        self.whole = False  # whether everything stands where `step` says: it can be checkpointed
         self.history: list[dict] = []
         self._compiled: dict = {}
 
@@ -212,8 +215,8 @@ class Trainer:
     def placed(self):
         return (self.state.params, self.frozen)
 
-    def start(self, store, evaluate=True):
-        """Warm-up, or the last checkpoint; then the evaluation before the first step."""
+    def start(self, store, training=True):
+        """Warm-up, or the last checkpoint; to train, the evaluation before the first step too."""
         config = self.config
         updates = config.steps * config.update.epochs * config.update.minibatches
         self.optimizer = update.make_optimizer(config.optimizer, updates)
@@ -243,10 +246,13 @@ class Trainer:
         resumed = store.latest(self._template())
         if resumed is not None:
             self._restore(resumed)
-        elif evaluate:
+            if training:
+                self._continue_metrics()
+        elif training:
             self.before = self.evaluate(0)
             self.metrics.write(0, {f"eval/{k}": v for k, v in self.before.items()})
             self._report_evaluation(0, self.before)
+        self.whole = True
 
     def _fresh_state(self, params):
         place = self.layout.place
@@ -442,7 +448,8 @@ class Trainer:
             return jax.tree.unflatten(structure, noisy)
 
         key = jax.random.fold_in(jax.random.key(self.config.seed + 7), step)
-        return (self._cached("noise", lambda: jax.jit(perturb))(params, key), self.frozen)
+        noisy = self._cached("noise", lambda: self.layout.map_params(perturb))
+        return (noisy(params, key), self.frozen)
 
     def respond(self, placed, records, ids, step, *, group_size, seed, temperature=None):
         """Samples and grades responses to task records."""
@@ -619,21 +626,28 @@ class Trainer:
     def train_step(self, step) -> dict[str, float]:
         """One rollout and its updates; returns and records the logged scalars."""
         started = time.perf_counter()
-        batch, logged = self.rollout(step)
-        context = self._context(batch)
-        arrays = signals.collect(self.needs, context)
-        numbers = schedules.values(
-            self.bound, step, self.config.steps, self.history[-1] if self.history else {}
-        )
-        prepared = self._prepare(arrays | numbers)
-        arrays = {**arrays, **prepared["arrays"]}
-        logged |= {k: float(v) for k, v in prepared["metrics"].items()}
-        sequences = {
-            n: signals.SEQUENCES[n](context) for n in self.gradients if n in signals.SEQUENCES
-        }
-        logged |= self._optimise(step, batch, arrays, sequences, numbers)
+        drawn, carried = self.order.state(), dict(self.carried)
+        try:
+            batch, logged = self.rollout(step)
+            context = self._context(batch)
+            arrays = signals.collect(self.needs, context)
+            numbers = schedules.values(
+                self.bound, step, self.config.steps, self.history[-1] if self.history else {}
+            )
+            prepared = self._prepare(arrays | numbers)
+            arrays = {**arrays, **prepared["arrays"]}
+            logged |= {k: float(v) for k, v in prepared["metrics"].items()}
+            sequences = {
+                n: signals.SEQUENCES[n](context) for n in self.gradients if n in signals.SEQUENCES
+            }
+        except BaseException:  # no update has begun: a resume takes the step again, from its start
+            self.order.restore(drawn)
+            self.carried = carried
+            raise
+        self.whole = False
         if self.config.staleness:
             self.past.append(jax.tree.map(jnp.array, self.state.params))
+        logged |= self._optimise(step, batch, arrays, sequences, numbers)
         seconds = time.perf_counter() - started
         tokens = float(batch.mask.sum())
         logged = {
@@ -649,14 +663,28 @@ class Trainer:
             "seconds": seconds,
         }
         self.step = step + 1
-        every = self.config.evaluation.every
-        if every and self.step % every == 0 and self.step < self.config.steps:
-            found = self.evaluate(self.step)
-            logged |= {f"eval/{k}": v for k, v in found.items()}
         self.history.append(logged)
         self.metrics.write(self.step, logged)
         self.log(progress_line(self.step, self.config.steps, logged))
+        self.whole = True
+        if self.consecutive_skips >= self.config.max_skipped:
+            raise RuntimeError(
+                f"{self.consecutive_skips} consecutive updates had a non-finite loss or gradient "
+                f"(loss {logged['loss']}, gradient norm {logged['grad_norm']}) and were skipped. "
+                "Lower optimizer.learning_rate, or look at the ratios: the last parameters are "
+                f"saved in {self.workdir}."
+            )
+        self._evaluate_if_due()
         return logged
+
+    def _evaluate_if_due(self):
+        """The evaluation after a step, unless the step has it already."""
+        every, logged = self.config.evaluation.every, self.history[-1] if self.history else {}
+        due = every and self.step and self.step % every == 0 and self.step < self.config.steps
+        if due and not any(name.startswith("eval/") for name in logged):
+            found = {f"eval/{k}": v for k, v in self.evaluate(self.step).items()}
+            self.metrics.write(self.step, found)
+            logged |= found
 
     def _prepare(self, arrays):
         stages = [*self.shaping, *self.crediting]
@@ -718,13 +746,6 @@ class Trainer:
         finite = scalars.pop("finite")
         self.consecutive_skips = 0 if finite else self.consecutive_skips + 1
         scalars["skipped"] = 1.0 - finite
-        if self.consecutive_skips >= self.config.max_skipped:
-            raise RuntimeError(
-                f"{self.consecutive_skips} consecutive updates had a non-finite loss or gradient "
-                f"(loss {scalars['loss']}, gradient norm {scalars['grad_norm']}) and were skipped. "
-                "Lower optimizer.learning_rate, or look at the ratios: the last parameters are "
-                f"saved in {self.workdir}."
-            )
         return scalars
 
     # -- supervised warm-up ----------------------------------------------------------------------
@@ -737,7 +758,14 @@ class Trainer:
         config = self.config
         composed = losses.paper("sft")
         optimizer = update.make_optimizer(
-            ConfigDict({**_plain(config.optimizer), "learning_rate": config.warmup.learning_rate}),
+            ConfigDict(
+                {
+                    **_plain(config.optimizer),
+                    "learning_rate": config.warmup.learning_rate,
+                    "schedule": "linear",
+                    "warmup_steps": 0,
+                }
+            ),
             steps,
         )
         size = config.warmup.batch_size
@@ -865,9 +893,10 @@ class Trainer:
         }
 
     def _template(self):
-        state = jax.eval_shape(lambda: update.initial_state(
-            self.initial["params"], self.optimizer, self.config.ema > 0))  # fmt: skip
-        return {"state": state, "params": self.initial["params"]}
+        ema = self.config.ema > 0
+        return jax.eval_shape(
+            lambda params: update.initial_state(params, self.optimizer, ema), self.initial["params"]
+        )
 
     def _restore(self, found):
         meta = found["meta"]
@@ -878,15 +907,25 @@ class Trainer:
         self.step, self.before = meta["step"], meta["before"]
         self.consecutive_skips = meta["consecutive_skips"]
         self.order.restore(meta["order"])
-        self.metrics.truncate(self.step)
-        self.history = [m for m in reporting.read_metrics(self.workdir) if m["step"] > 0]
         self.log(f"resumed from step {self.step} of {self.workdir}")
+
+    def _continue_metrics(self):
+        """Drops what was recorded after the checkpoint; reads what stands before it."""
+        self.metrics.truncate(self.step)
+        written = reporting.read_metrics(self.workdir)
+        self.history = [
+            {k: v for k, v in m.items() if k != "step"} for m in written if m["step"] > 0
+        ]
+        self._evaluate_if_due()
 
     def finish(self, store) -> Result:
         """Final checkpoint, evaluation, table and picture."""
         after = self.evaluate(self.step)
         self._report_evaluation(self.step, after)
-        self.metrics.write(self.step, {f"eval/{k}": v for k, v in after.items()})
+        found = {f"eval/{k}": v for k, v in after.items()}
+        self.metrics.write(self.step, found)
+        if self.history:
+            self.history[-1] |= found
         store.save(self.step, self.snapshot())
         self.metrics.close()
         if after:

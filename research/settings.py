@@ -9,12 +9,17 @@ updates, unless it names another.
 _STALE = {"staleness": 4}
 _MISMATCH = {"staleness": 1, "sampler_dtype": "bfloat16"}
 
+DEFAULT_TASK = {"max_operand": 50, "slips": 0.65}
+"""Parameters of the embedded task: a tiny model learns to count from demonstrations of which two
+thirds are off by one, and reinforcement puts that right."""
+
 SETTINGS = {
     "cispo": _STALE,
     "decoupled-ppo": {**_STALE, **_MISMATCH, "staleness": 4},
     "dr-grpo": {},
     "dual-clip-ppo": {**_STALE, "update.minibatches": 4},
     "dynamic-sampling": {"prompts_per_step": 16},
+    "grpo": {"objective.beta": 0.001, "update.minibatches": 2},
     "gspo": {"update.minibatches": 4},
     "gspo-token": {"update.minibatches": 4},
     "kpo": {**_STALE, "objective.process_noise": 0.05},

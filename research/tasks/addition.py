@@ -20,6 +20,8 @@ class Addition:
       digits: operands have up to this many.
       max_operand: largest operand; 0 for as large as `digits` allows.
       reversed: write the answer's digits least significant first (59 for 95).
+      slips: share of demonstrations that are one too small, as when counting on from the first
+        number itself (17+25 is 41): imperfect teaching that a reward can put right.
       size: number of training prompts, 0 for an endless supply.
       seed: of the training prompts.
     """
@@ -31,6 +33,7 @@ class Addition:
     digits: int = 2
     max_operand: int = 0
     reversed: bool = False
+    slips: float = 0.0
     size: int = 0
     seed: int = 0
 
@@ -62,5 +65,7 @@ class Addition:
         return draw_heldout(self._make, n, key=_unordered)
 
     def demonstration(self, record: Record) -> str:
-        """Returns the sum."""
-        return record.answer
+        """Returns the sum, or for a share of the prompts (`slips`) one less."""
+        slips = random.Random(f"slip/{record.prompt}").random() < self.slips
+        written = str(max(sum(record.info["operands"]) - slips, 0))
+        return written[::-1] if self.reversed else written
