@@ -8,24 +8,83 @@ updates, unless it names another.
 
 _STALE = {"staleness": 4}
 _MISMATCH = {"staleness": 1, "sampler_dtype": "bfloat16"}
+_TURNS = {
+    "task.name": "two_attempts",
+    "task.max_operand": 20,
+    "sampling.max_prompt_tokens": 6,
+    "sampling.max_new_tokens": 4,
+    "sampling.max_reply_tokens": 1,
+}
+_STEPS = {
+    "task.name": "chain",
+    "sampling.max_prompt_tokens": 6,
+    "sampling.max_new_tokens": 10,
+    "sampling.max_reply_tokens": 1,
+}
+_RUBRIC = {
+    "task.name": "rubric",
+    "task.max_operand": 20,
+    "sampling.max_prompt_tokens": 7,
+    "sampling.max_new_tokens": 4,
+}
 
 DEFAULT_TASK = {"max_operand": 50, "slips": 0.65}
 """Parameters of the embedded task: a tiny model learns to count from demonstrations of which two
 thirds are off by one, and reinforcement puts that right."""
 
 SETTINGS = {
+    "a-lol": {"update.epochs": 2},
+    "adrs": {**_TURNS, "advantage.eta": "run.window", "teacher": "self:hindsight"},
+    "aem": _TURNS,
+    "agentopsd": {**_TURNS, "teacher": "self:hindsight"},
+    "bcpg-nsa": {**_STEPS, "update.epochs": 2},
     "cispo": _STALE,
+    "clip-cov": {"objective.ratio_cov": 0.01, "objective.cov_low": 0.1},
+    "cort-rubric": _RUBRIC,
     "decoupled-ppo": {**_STALE, **_MISMATCH, "staleness": 4},
     "dr-grpo": {},
     "dual-clip-ppo": {**_STALE, "update.minibatches": 4},
     "dynamic-sampling": {"prompts_per_step": 16},
+    "epo": {
+        **_TURNS,
+        "update.minibatches": 2,
+        "regularizers.epo_regularizer.weight": "run.smoothing_weight",
+    },
+    "fspo-factuality": _STEPS,
+    "gdro": {"task.size": 256},
+    "gem-rebn": {**_TURNS, "advantage.gamma": 0.9},
     "grpo": {"objective.beta": 0.001, "update.minibatches": 2},
     "gspo": {"update.minibatches": 4},
     "gspo-token": {"update.minibatches": 4},
+    "gtr-turbo": {**_STEPS, "task.turns": 2, "teacher": "merge"},
+    "hicra": _STEPS,
+    "hint-sd": {**_TURNS, "teacher": "self:hindsight"},
+    "invalid-action-masking": {"sampling.allowed": "0123456789"},
     "kpo": {**_STALE, "objective.process_noise": 0.05},
     "minpro": _STALE,
     "mis": _MISMATCH,
+    "mssr": {"task.size": 1024, "prompts_per_step": 256, "group_size": 1},
+    "opid": _TURNS,
+    "pcsd": {**_TURNS, "teacher": "self:hindsight"},
+    "perceval": _STEPS,
     "ppo": {"update.minibatches": 4},
+    "rltf": _TURNS,
+    "seed-opd": {**_TURNS, "teacher": "self:hindsight"},
     "soft-overlong": {"reward.soft_overlong.cache": 2},
+    "spae": {**_STEPS, "sampling.max_prompt_tokens": 18},
+    "st-ppo": {**_TURNS, **_STALE, "update.minibatches": 4},
+    "stepopsd": {**_TURNS, "teacher": "self:hindsight"},
+    "swe-dapo": {**_TURNS, "objective.turn_threshold": 1, "objective.max_turns": 3},
+    "tcod": {**_TURNS, "advantage.step": "run.step", "advantage.max_turns": 2},
+    "tgdpo": {"teacher": "dpo:50"},
     "tis": _MISMATCH,
+    "trloo": _TURNS,
+    "trust-sql": _STEPS,
+    "ts-grpo": _STEPS,
+    "tt-opd": {
+        **_TURNS,
+        "teacher": "self:hindsight",
+        "regularizers.tt_opd_regularizer.kl_coef": "run.phased_out",
+    },
+    "turnopd": {**_TURNS, "credit.turnopd_weights.alpha": "run.ramp"},
 }

@@ -188,3 +188,14 @@ def collect(needs: Sequence[str], context: Context) -> dict[str, np.ndarray]:
             source, statistic = MODEL_SIGNALS[name]
             out[name] = found[source][statistic]
     return out
+
+
+# The modules below add their signals to the tables above.
+from research.signals import (  # noqa: E402, F401
+    feedback,
+    preferences,
+    prompts,
+    sampling,
+    steps,
+    turns,
+)
