@@ -38,13 +38,12 @@ class Store:
         self.manager.close()
 
     def _check_config(self, config):
-        path = self.workdir / "config.json"
-        resolved = json.loads(config.to_json_best_effort())
-        if path.exists():
-            old = json.loads(path.read_text())
+        self.resolved = json.loads(config.to_json_best_effort())
+        if (self.workdir / "config.json").exists():
+            old = json.loads((self.workdir / "config.json").read_text())
             changes = [
                 f"{k}: {a!r} -> {b!r}"
-                for k, a, b in _differences(old, resolved)
+                for k, a, b in _differences(old, self.resolved)
                 if k.split(".")[0] not in MAY_DIFFER
             ]
             if changes:
@@ -52,7 +51,12 @@ class Store:
                     f"{self.workdir} holds a run of another config ({'; '.join(changes[:8])}). "
                     "Choose another --config.workdir, remove the directory, or restore the fields."
                 )
-        path.write_text(json.dumps(resolved, indent=2) + "\n")
+
+    def save_config(self):
+        """Writes the resolved config, enough to repeat the run."""
+        path = self.workdir / "config.json"
+        path.with_suffix(".tmp").write_text(json.dumps(self.resolved, indent=2) + "\n")
+        path.with_suffix(".tmp").replace(path)  # a killed run leaves the whole file or none
 
     def initial(self):
         """The parameters after the warm-up (and an `sft` teacher's), or None."""
@@ -82,20 +86,34 @@ class Store:
         )
 
     def latest(self, template):
-        """The newest checkpoint that can be read, or None.
+        """The newest checkpoint that can be read, or None where there is none at all.
 
         Args:
-          template: {"state": shapes of the update's state, "params": host parameters}.
+          template: shapes of the update's state.
+
+        Raises:
+          ConfigError: there are checkpoints, but none can be read.
         """
+        damaged = []
         for step in sorted(self.manager.all_steps(), reverse=True):
             try:
-                return self._read(step, template)
+                found = self._read(step, template)
             except Exception as error:  # whatever orbax meets in a damaged directory
                 self.log(
                     f"checkpoint {self.workdir / 'checkpoints' / str(step)} cannot be read "
                     f"({type(error).__name__}: {str(error)[:200]}); trying the one before"
                 )
-                self.manager.delete(step)
+                damaged.append(step)
+                continue
+            for bad in damaged:
+                self.manager.delete(bad)  # the step will be taken, and saved, again
+            return found
+        if damaged:
+            raise ConfigError(
+                f"None of the checkpoints in {self.workdir / 'checkpoints'} can be read (steps "
+                f"{', '.join(map(str, sorted(damaged)))}). Remove that directory to start again "
+                "from the warm-up, or choose another --config.workdir."
+            )
         return None
 
     def _read(self, step, template):
@@ -103,19 +121,33 @@ class Store:
         found = self.manager.restore(
             step, args=ocp.args.Composite(tree=ocp.args.StandardRestore())
         ).tree
-        leaves = jax.tree.leaves(found["state"])
-        shapes = jax.tree.leaves(template["state"])
-        structure = jax.tree.structure(template["state"])
-        if len(leaves) != len(shapes):
-            raise ValueError(f"{len(leaves)} arrays of state, expected {len(shapes)}")
-        state = jax.tree.unflatten(structure, [np.asarray(x) for x in leaves])
-        past = [found["past"][str(i)] for i in range(meta["past"])]
+        state = jax.tree_util.tree_map_with_path(
+            lambda path, like: _stored(found["state"], path, like), template
+        )
+        past = [
+            jax.tree_util.tree_map_with_path(
+                lambda path, like, i=i: _stored(found["past"][str(i)], path, like), template.params
+            )
+            for i in range(meta["past"])
+        ]
         return {
             "state": state,
-            "past": jax.tree.map(np.asarray, past),
+            "past": past,
             "carried": found.get("carried", {}),
             "meta": meta,
         }
+
+
+def _stored(tree, path, like):
+    """The array of a restored tree at a path; orbax restores classes as dicts, in its own order."""
+    for key in path:
+        tree = tree[next(getattr(key, n) for n in ("name", "key", "idx") if hasattr(key, n))]
+    if tree.shape != like.shape or tree.dtype != like.dtype:
+        name = jax.tree_util.keystr(path)
+        raise ValueError(
+            f"{name} is {tree.dtype}{list(tree.shape)}, expected {like.dtype}{list(like.shape)}"
+        )
+    return np.asarray(tree)
 
 
 def _differences(old, new, prefix=""):

@@ -70,6 +70,14 @@ class Layout:
             tree = jax.tree.map(lambda leaf: leaf[0], tree)
         return jax.tree.map(np.asarray, jax.device_get(tree))
 
+    def map_params(self, function: Callable) -> Callable:
+        """Compiles `function(placed, constants) -> placed`, the same on every device."""
+        if self.kind == "pmap":
+            return jax.pmap(
+                function, axis_name=AXIS, in_axes=(0, None), devices=_pmap_devices(self)
+            )
+        return jax.jit(function)
+
     def map_rows(self, function: Callable, *, rows_per_row: int = 1) -> Callable:
         """Compiles `function(placed, rows) -> rows` to run on every shard of the rows.
 
