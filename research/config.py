@@ -35,6 +35,7 @@ FIELDS = {
     "task.name": ("addition", "Name of the task (research.tasks)."),
     "prompts_per_step": (64, "Prompts sampled each step."),
     "group_size": (8, "Responses to each prompt."),
+    "demonstrations": (0, "Of these, demonstrations of the task instead of samples."),
     "sampling.max_prompt_tokens": (6, "Width of the prompt; a longer prompt is an error."),
     "sampling.max_context_tokens": (
         0,
@@ -67,10 +68,18 @@ FIELDS = {
     "optimizer.b2": (0.99, "Second-moment decay."),
     "optimizer.clip_norm": (1.0, "Bound on the global gradient norm; 0 is none."),
     "ema": (0.0, "Decay of an average of the parameters; evaluation then uses it. 0 is none."),
-    "teacher": ("", "Teacher of distillation: a model directory, `ema`, or `sft:STEPS`."),
+    "teacher": (
+        "",
+        "Teacher: a model directory, sft:STEPS, domains:STEPS, dpo:STEPS, ema, self or start, and "
+        "behind a colon the prompt it reads, e.g. self:solution (research.teachers).",
+    ),
     "warmup.steps": (600, "Supervised updates on the task's demonstrations before the first step."),
     "warmup.batch_size": (256, "Demonstrations per supervised update."),
     "warmup.learning_rate": (3e-3, "Learning rate of the supervised updates."),
+    "warmup.hinted": (
+        0.0,
+        "Share of the warm-up's demonstrations that stand behind the hint of the teacher's prompt.",
+    ),
     "selection.max_rounds": (10, "Rounds of sampling in search of prompts a selection keeps."),
     "evaluation.every": (50, "Steps between evaluations; 0: only before and after."),
     "evaluation.prompts": (128, "Held-out prompts; 0 skips every evaluation."),

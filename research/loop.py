@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 import losses
 from losses.catalogue import needs_of
+from losses.distillation.mopd import teacher_of
 from models import ModelConfig, lora, override, sampling
 from models.load import count, load, load_tokenizer
 from research import (
@@ -30,13 +31,19 @@ from research import (
     rewards,
     schedules,
     signals,
+    teachers,
     update,
 )
 from research import rollouts as ro
 from research.config import Config, ConfigError, composition
 from research.selection import PromptOrder
-from research.statistics import STATISTICS, statistics, streamed
-from research.tasks import Record, get_task
+from research.signals.contexts import CONTEXTS, warmup_hint
+from research.signals.contexts import hinted as hinted_prompt
+from research.statistics import LOGITS_OF, STATISTICS, statistics, streamed
+from research.tasks import Record, damaged, get_task
+
+MOVING = {"logprobs", "entropy"}
+"""Arrays that a credit stage reads of the policy as it is in each update."""
 
 
 @dataclasses.dataclass
@@ -128,7 +135,8 @@ class Trainer:
         self.config, self.log = config, log
         self.composed = composition(config, objective)
         self.workdir = Path(config.workdir or f"runs/{config.paper}")
-        before = [s for s in self.composed.stages if s not in self._loss_stages()]
+        self.late = self._late_credit()
+        before = [s for s in self.composed.stages if s not in self._update_stages()]
         self.shaping = [s for s in before if s.paper.kind in ("selection", "reward")]
         self.crediting = [s for s in before if s not in self.shaping]
         self.needs = self._constants()
@@ -138,6 +146,7 @@ class Trainer:
         signals.check((*self.needs, *others), self.asked)
         self.task = get_task(seed=config.seed, **_plain(config.task))
         self.reward_weights = dict(config.rewards) or dict(self.task.rewards)
+        self.teacher = teachers.parse(config.teacher)
         self.verifier = next(iter(self.task.rewards))
         workers = config.reward_processes
         self.pool = rewards.worker_pool(workers) if workers else None
@@ -159,16 +168,28 @@ class Trainer:
     def _loss_stages(self):
         return (self.composed.objective, *self.composed.regularizers)
 
+    def _late_credit(self):
+        """Credit by the policy as it moves: it is assigned anew in every update."""
+        credit = self.composed.credit
+        first = next((i for i, s in enumerate(credit) if MOVING & set(s.needs)), len(credit))
+        return credit[first:]
+
+    def _update_stages(self):
+        return (*self.late, *self._loss_stages())
+
     def _constants(self):
         """Arrays to be made from each rollout; gradient arrays of the loss come with the update."""
-        before = [s for s in self.composed.stages if s not in self._loss_stages()]
-        loss_needs = needs_of(self._loss_stages())
+        before = [s for s in self.composed.stages if s not in self._update_stages()]
+        loss_needs = needs_of(self._update_stages())
+        moving = MOVING & set(needs_of(self.late))
         made = {name for s in before for name in s.paper.outputs}
         self.gradients = tuple(
-            n for n in loss_needs if any(n in s.paper.gradients for s in self._loss_stages())
+            n
+            for n in loss_needs
+            if n in moving or any(n in s.paper.gradients for s in self._loss_stages())
         )
         token, self.streams, _ = streamed(self.composed)
-        split = {"logits", *(f"{s}_logits" for s in ("teacher", "ref", "old"))} if token else set()
+        split = {"logits", *LOGITS_OF} if token else set()
         self.loss_needs = [n for n in loss_needs if n not in self.gradients and n not in split]
         if token:
             self.gradients = tuple(n for n in self.gradients if n != "logits")
@@ -183,6 +204,8 @@ class Trainer:
             "param_dtype": config.param_dtype,
             "value_head": bool(wanted & {"values", "old_values"}),
         }
+        if wanted & {"mtp_logprobs", "old_mtp_logprobs"}:
+            fields["mtp_heads"] = 1
         if config.lora.rank:
             fields |= {
                 "lora_rank": config.lora.rank,
@@ -212,6 +235,12 @@ class Trainer:
         return self.turns * s.max_new_tokens + (self.turns - 1) * s.max_reply_tokens
 
     @property
+    def context_width(self) -> int:
+        """Tokens of the prompts that responses are scored under beside their own."""
+        s = self.config.sampling
+        return s.max_context_tokens or 2 * s.max_prompt_tokens + s.max_new_tokens
+
+    @property
     def placed(self):
         return (self.state.params, self.frozen)
 
@@ -228,18 +257,17 @@ class Trainer:
         )
         initial = store.initial()
         if initial is None:
-            warmed = self._supervised(config.warmup.steps, config.seed, "warm-up")
-            teacher = self._teacher_params()
-            initial = {"params": warmed, **({"teacher": teacher} if teacher is not None else {})}
+            hinted = config.warmup.hinted if self.teacher.prompt else 0.0
+            warmed = self._supervised(config.warmup.steps, config.seed, "warm-up", hinted=hinted)
+            initial = {"params": warmed, **self._other_models(warmed)}
             store.save_initial(initial)
         self.initial = initial
         self.sources = {}
-        asked = signals.sources(self.needs, self.asked) | set(self.streams)
-        if "reference" in asked:
-            reference = self.layout.place(initial["params"])
-            self.sources["reference"] = (self.model, (reference, self.frozen))
-        if "teacher" in asked:
-            self.sources["teacher"] = self._teacher()
+        for name in sorted(self._asked_sources()):
+            self.sources[name] = self._teacher() if name == "teacher" else self._trained(name)
+        if "teacher" in self.sources and self.teacher.weights == "domains":
+            for domain in self.task.domains:
+                self.sources[f"teacher/{domain}"] = self._trained("domains", domain)
         self.state = self._fresh_state(initial["params"])
         self.past = collections.deque(maxlen=max(config.staleness, 1))
         self.metrics = reporting.MetricsWriter(self.workdir)
@@ -261,38 +289,107 @@ class Trainer:
             return state
         return place(update.initial_state(params, self.optimizer, self.config.ema > 0))
 
-    def _teacher_params(self):
-        """Parameters of an `sft:STEPS` teacher: the same model after more demonstrations."""
-        kind, _, steps = self.config.teacher.partition(":")
-        asks = "teacher" in signals.sources(self.needs, self.asked) | set(self.streams)
-        if not asks or kind != "sft":
-            return None
-        if not steps.isdigit():
-            raise ConfigError(f"teacher={self.config.teacher!r}: expected sft:STEPS, e.g. sft:400.")
-        return self._supervised(int(steps), self.config.seed + 1, "teacher")
+    def _asked_sources(self):
+        """The models that the composition asks for beside the policy."""
+        return (signals.sources(self.needs, self.asked) | set(self.streams)) - {"policy"}
+
+    def _other_models(self, warmed):
+        """Parameters of the models that are trained beside the policy, on the host."""
+        asked, teacher, seed = self._asked_sources(), self.teacher, self.config.seed
+        found = {}
+        if "teacher" not in asked and "reverse" not in asked:
+            return found
+        if teacher.weights == "dpo":
+            found["teacher"] = self._preferred(warmed, teacher.steps)
+            if "reverse" in asked:
+                found["reverse"] = self._preferred(warmed, teacher.steps, reverse=True)
+        elif teacher.weights == "domains":
+            if self.streams or not hasattr(self.task, "domains"):
+                raise ConfigError(
+                    f"teacher={self.config.teacher!r} scores sampled tokens, on a task whose "
+                    "records have domains: use task.name=rubric, and a paper that reads "
+                    "teacher_logprobs."
+                )
+            found["domains"] = {
+                domain: self._supervised(
+                    teacher.steps,
+                    seed + 1,
+                    f"teacher of {domain}",
+                    accept=lambda record, domain=domain: record.info["domain"] == domain,
+                )
+                for domain in self.task.domains
+            }
+        elif teacher.weights == "sft":
+            if "teacher_base" in asked:
+                found["teacher_base"] = self._supervised(
+                    self.config.warmup.steps, seed + 2, "teacher's base"
+                )
+            found["teacher"] = self._supervised(
+                teacher.steps,
+                seed + 1,
+                "teacher",
+                params=found.get("teacher_base"),
+                hinted=float(bool(teacher.prompt)),
+            )
+        return found
+
+    def _trained(self, *path):
+        """A model whose parameters the beginning of the run has left."""
+        params = self.initial
+        for name in path:
+            if name not in (*params, "reference"):
+                kind = {"reverse": "dpo:STEPS", "teacher_base": "sft:STEPS"}.get(name, name)
+                raise ConfigError(
+                    f"{self.config.paper} asks for the model {name!r}, which config.teacher="
+                    f"{self.config.teacher!r} does not make: set it to {kind}."
+                )
+            params = params["params" if name == "reference" else name]
+        return self.model, (self.layout.place(params), self.frozen)
 
     def _teacher(self):
-        kind = self.config.teacher.partition(":")[0]
-        if kind == "sft":
-            return self.model, (self.layout.place(self.initial["teacher"]), self.frozen)
-        if kind == "ema":
-            if not self.config.ema:
-                raise ConfigError("teacher=ema needs an average: set config.ema, e.g. 0.99.")
-            return "ema"
-        if not self.config.teacher:
+        kind = self.teacher.weights
+        if kind in ("sft", "dpo"):
+            return self._trained("teacher")
+        if kind == "start":
+            return self._trained("params")
+        if kind == "ema" and not self.config.ema:
+            raise ConfigError("teacher=ema needs an average: set config.ema, e.g. 0.99.")
+        if kind in ("ema", "self", "domains"):
+            return kind
+        if not kind:
             raise ConfigError(
                 f"{self.config.paper} asks for a teacher: set config.teacher to a model "
-                "directory, `ema`, or `sft:STEPS`."
+                f"directory, or to one of {', '.join(teachers.KINDS)} (see research.teachers)."
             )
-        model, params = load(self.config.teacher, self.tokenizer, seed=0)
+        model, params = load(kind, self.tokenizer, seed=0)
+        record = self.task.train(0)
+        teachers.check_tokenizer(
+            kind,
+            load_tokenizer(kind, "", self.task.alphabet),
+            self.tokenizer,
+            record.prompt + self.task.demonstration(record),
+        )
         trainable, frozen = lora.partition(params)
         return model, (self.layout.place(trainable), self.layout.place(frozen))
 
     def _source(self, name):
-        if name == "policy":
-            return self.model, self.placed
-        found = self.sources[name]
-        return (self.model, (self.state.ema, self.frozen)) if found == "ema" else found
+        found = "self" if name == "policy" else self.sources[name]
+        if isinstance(found, str):
+            moving = {"self": self.state.params, "ema": self.state.ema}
+            return self.model, (moving[found], self.frozen)
+        return found
+
+    def _statistics(self, context, source, names, rollout):
+        """Statistics of the batch (or of another rollout), under the prompt that a source reads."""
+        other = context.rollout if rollout is None else rollout
+        if source == "teacher" and self.teacher.prompt and rollout is None:
+            prompts = CONTEXTS[self.teacher.prompt](context)
+            return self.rescore(source, names, other, prompts)
+        if source == "teacher" and self.teacher.weights == "domains":
+            by_domain = {d: self.score(f"teacher/{d}", names, other) for d in self.task.domains}
+            chosen = [teacher_of(r.info["domain"], by_domain) for r in other.records]
+            return {n: np.stack([c[n][row] for row, c in enumerate(chosen)]) for n in names}
+        return self.score(source, names, other)
 
     # -- compiled functions ----------------------------------------------------------------------
 
@@ -303,7 +400,9 @@ class Trainer:
 
     def score(self, source, names, rollout) -> dict[str, np.ndarray]:
         """Statistics of a rollout's responses under a model, on the host."""
-        model, placed = self._source(source)
+        return self._scored(*self._source(source), names, rollout)
+
+    def _scored(self, model, placed, names, rollout):
         rows, names = rollout.model_rows(), tuple(names)
         width = rows["tokens"].shape[1]
 
@@ -327,18 +426,31 @@ class Trainer:
 
     def rescore(self, source, names, rollout, prompts) -> dict[str, np.ndarray]:
         """Statistics of a rollout's responses under other prompts, one text per row."""
-        s = self.config.sampling
-        width = s.max_context_tokens or 2 * s.max_prompt_tokens + s.max_new_tokens
-        _, (tokens, positions) = self._encoded([Record(p, "") for p in prompts], width)
+        records = [Record(p, "") for p in prompts]
+        _, (tokens, positions) = self._encoded(records, self.context_width)
         other = dataclasses.replace(rollout, prompts=tokens, prompt_positions=positions)
         return self.score(source, names, other)
 
-    def sample(self, placed, prompts, positions, keys, *, group_size, temperature=None):
+    def measure(self, source, function, rollout, more) -> dict[str, np.ndarray]:
+        """What a function (model config, params, rows) makes of a rollout's sequences."""
+        model, placed = self._source(source)
+        rows = {**rollout.model_rows(), "mask": rollout.mask, **more}
+
+        def make():
+            return self.layout.map_rows(
+                lambda placed, rows: function(model, lora.combine(*placed), rows)
+            )
+
+        out = self._cached(("measure", function, model), make)(placed, rows)
+        return {k: np.asarray(v) for k, v in out.items()}
+
+    def sample(self, placed, prompts, positions, keys, *, group_size, temperature=None, model=None):
         """Samples groups of responses; arrays on the host."""
         s = self.config.sampling
         temperature = s.temperature if temperature is None else temperature
         dtype = self.config.sampler_dtype
-        model = override(self.model, dtype=dtype) if dtype else self.model
+        model = model or self.model
+        model = override(model, dtype=dtype) if dtype else model
         allowed = ro.allowed_tokens(self.tokenizer, s.allowed, s.max_new_tokens)
 
         def make():
@@ -374,7 +486,7 @@ class Trainer:
 
         keys = keys.reshape(len(prompts), group_size, *keys.shape[1:])
         rows = {"prompts": prompts, "positions": positions, "keys": keys}
-        out = self._cached(("sample", group_size, temperature), make)(placed, rows)
+        out = self._cached(("sample", group_size, temperature, model), make)(placed, rows)
         return {k: np.asarray(v) for k, v in out.items()}
 
     def _update(self, total_rows):
@@ -415,10 +527,16 @@ class Trainer:
                     )["logprobs"]
                 return {**out, **out.pop("streamed", {})}
 
+            def loss_of_batch(found, constants):
+                arrays = {**constants, **found}
+                credited = self.composed.prepare(arrays, self.late)
+                value, metrics = loss({**arrays, **credited["arrays"]})
+                return value, {**credited["metrics"], **metrics}
+
             return self.layout.compile_update(
                 update.make_update(
                     rows_to_statistics,
-                    lambda found, constants: loss({**constants, **found}),
+                    loss_of_batch,
                     self.optimizer,
                     total_rows=total_rows,
                     microbatches=self.config.update.microbatches,
@@ -571,6 +689,7 @@ class Trainer:
                 placed, records, ids, step, group_size=config.group_size, seed=config.seed
             )
             generated += len(records)
+            batch = self._demonstrated(batch)
             if not self.composed.selection:
                 return batch, {}
             # A selection may also leave out single responses, by the mask, of a kept prompt.
@@ -583,6 +702,35 @@ class Trainer:
                 break
         chosen = (kept + spare)[: config.prompts_per_step]
         return ro.joined(chosen), {"generated_prompts": generated, "kept_prompts": found}
+
+    def _demonstrated(self, batch):
+        """The batch with demonstrations in place of the last responses of each group."""
+        size, count = self.config.group_size, self.config.demonstrations
+        if not count:
+            return batch
+        if self.turns > 1 or count > size:
+            raise ConfigError(
+                f"demonstrations={count}: expected at most group_size={size}, and a task of one "
+                f"turn ({self.task.name} has {self.turns})."
+            )
+        place = np.arange(len(batch))
+        replaced = place % size >= size - count
+        own = batch.take(place[replaced])
+        texts = [self.task.demonstration(record) for record in own.records]
+        shown = ro.answered(own, texts, self.tokenizer)
+        shown.logprobs = self.score("policy", ("logprobs",), shown)["logprobs"] * shown.mask
+        graded = rewards.grade(
+            texts,
+            own.records,
+            self.reward_weights,
+            on_error=self.config.on_reward_error,
+            pool=self.pool,
+        )
+        shown.rewards, shown.components = graded["total"], graded["components"]
+        shown.correct = self._verdict(texts, own.records, shown.components)
+        shown.turn_rewards = graded["total"][:, None]
+        order = np.argsort(np.concatenate([place[~replaced], place[replaced]]))
+        return ro.joined([batch.take(place[~replaced]), shown]).take(order)
 
     def _kept(self, batch):
         keep = np.ones(len(batch), np.float32)
@@ -607,14 +755,24 @@ class Trainer:
             )
             return np.repeat(answer.rewards, self.config.group_size)
 
-        return signals.Context(
+        def continuations(source, prompts, positions, *, group_size, salt):
+            model, placed = self._source(source)
+            ids = salt + np.arange(len(prompts))
+            keys = ro.response_keys(self.config.seed, self.step, ids, group_size)
+            return self.sample(placed, prompts, positions, keys, group_size=group_size, model=model)
+
+        context = signals.Context(
             rollout=batch,
             asked=self.asked,
-            statistics=lambda source, names, other=None: self.score(
-                source, names, batch if other is None else other
+            statistics=lambda source, names, other=None: self._statistics(
+                context, source, names, other
             ),
             rescore=lambda source, names, prompts: self.rescore(source, names, batch, prompts),
             respond=respond,
+            measure=lambda function, source="policy", rollout=None, **more: self.measure(
+                source, function, batch if rollout is None else rollout, more
+            ),
+            continuations=continuations,
             greedy_rewards=greedy,
             carried=self.carried,
             config=self.config,
@@ -622,6 +780,7 @@ class Trainer:
             tokenizer=self.tokenizer,
             step=self.step,
         )
+        return context
 
     def train_step(self, step) -> dict[str, float]:
         """One rollout and its updates; returns and records the logged scalars."""
@@ -647,7 +806,7 @@ class Trainer:
         self.whole = False
         if self.config.staleness:
             self.past.append(jax.tree.map(jnp.array, self.state.params))
-        logged |= self._optimise(step, batch, arrays, sequences, numbers)
+        logged |= self._optimise(step, context, arrays, sequences, numbers)
         seconds = time.perf_counter() - started
         tokens = float(batch.mask.sum())
         logged = {
@@ -697,15 +856,16 @@ class Trainer:
         extra = ["token_rewards"] if "token_rewards" in arrays else []
         return run({n: arrays[n] for n in {*needed, *extra, *self.bound}})
 
-    def _optimise(self, step, batch, arrays, sequences, numbers):
+    def _optimise(self, step, context, arrays, sequences, numbers):
         """Epochs and minibatches over one rollout; whole groups stay together."""
-        config = self.config
+        config, batch = self.config, context.rollout
         rows = batch.model_rows()
         for name, other in sequences.items():
             rows[f"{name}/prompts"], rows[f"{name}/tokens"] = other.prompts, other.tokens
             rows[f"{name}/positions"] = other.model_rows()["positions"]
         for source in self.streams:
-            rows[f"{source}_hidden"] = self.score(source, ("hidden",), batch)["hidden"]
+            found = self._statistics(context, source, ("hidden",), None)
+            rows[f"{source}_hidden"] = found["hidden"]
         heads = {
             s: {k: v for k, v in self._source(s)[1][0].items() if k in ("embed", "head")}
             | {k: v for k, v in self._source(s)[1][1].items() if k in ("embed", "head")}
@@ -750,33 +910,102 @@ class Trainer:
 
     # -- supervised warm-up ----------------------------------------------------------------------
 
-    def _supervised(self, steps, seed, what):
-        """Maximum likelihood on the task's demonstrations; returns host parameters."""
-        params = self.trainable
+    def _supervised(self, steps, seed, what, *, params=None, accept=None, hinted=0.0):
+        """Maximum likelihood on the task's demonstrations; returns host parameters.
+
+        Args:
+          steps, seed, what: how many updates, of which order of prompts, and what to call them.
+          params: to start from; None: the initialisation.
+          accept: whether to use a prompt.
+          hinted: share of the prompts that stand behind the hint of the teacher's prompt.
+        """
+        composed, size = losses.paper("sft"), self.config.warmup.batch_size
+        order = PromptOrder(self.task, seed, accept)
+        mtp = ("mtp_logprobs",) if self.model.mtp_heads else ()
+
+        def loss(arrays):
+            value, metrics = composed.loss(arrays)
+            for name in mtp:  # the extra head learns beside the main one
+                value += composed.loss({**arrays, "logprobs": arrays[name]})[0]
+            return value, metrics
+
+        def batch():
+            rows, mask = self._demonstrations(order.next(size)[0], hinted)
+            return rows, {"mask": mask}
+
+        return self._fitted(
+            self.trainable if params is None else params,
+            loss,
+            batch,
+            names=("logprobs", *mtp),
+            steps=steps,
+            total_rows=size,
+            what=f"{what}: cross-entropy in nats",
+        )
+
+    def _preferred(self, start, steps, reverse=False):
+        """DPO on pairs of a demonstration and a damaged copy of it; returns host parameters.
+
+        Args:
+          start: where it begins, and its reference.
+          steps: updates.
+          reverse: prefer the damaged ones.
+        """
+        size = self.config.warmup.batch_size // 2
+        order = PromptOrder(self.task, self.config.seed + 3)
+        composed = losses.paper("dpo")
+        placed = self.layout.place(start)
+        sides = [np.arange(size, dtype=np.int32), size + np.arange(size, dtype=np.int32)]
+        chosen, rejected = sides[::-1] if reverse else sides
+
+        def batch():
+            records, _ = order.next(size)
+            good = [self.task.demonstration(r) for r in records]
+            bad = [damaged(text, f"{r.prompt}/{r.id}") for text, r in zip(good, records)]
+            shown = ro.answered(self._unanswered(records * 2), good + bad, self.tokenizer)
+            reference = self._scored(self.model, (placed, self.frozen), ("logprobs",), shown)
+            return shown.model_rows(), {
+                "mask": shown.mask,
+                "ref_logprobs": reference["logprobs"],
+                "chosen": chosen,
+                "rejected": rejected,
+            }
+
+        return self._fitted(
+            start,
+            composed.loss,
+            batch,
+            names=("logprobs",),
+            steps=steps,
+            total_rows=2 * size,
+            what="preferences" + " reversed" * reverse,
+            rate=self.config.optimizer.learning_rate,
+        )
+
+    def _fitted(self, params, loss, batch, *, names, steps, total_rows, what, rate=None):
+        """Parameters after some updates on batches () -> (rows, constants), on the host."""
+        config = self.config
         if not steps:
             return self.layout.fetch(self.layout.place(params))
-        config = self.config
-        composed = losses.paper("sft")
         optimizer = update.make_optimizer(
             ConfigDict(
                 {
                     **_plain(config.optimizer),
-                    "learning_rate": config.warmup.learning_rate,
+                    "learning_rate": rate or config.warmup.learning_rate,
                     "schedule": "linear",
                     "warmup_steps": 0,
                 }
             ),
             steps,
         )
-        size = config.warmup.batch_size
 
         def rows_to_statistics(params, frozen, rows):
             return statistics(
                 self.model,
                 lora.combine(params, frozen),
                 rows,
-                ("logprobs",),
-                prompt_length=config.sampling.max_prompt_tokens,
+                names,
+                prompt_length=rows["tokens"].shape[1] - self.response_width,
                 temperature=1.0,
                 chunk=config.update.head_chunk,
             )
@@ -784,27 +1013,45 @@ class Trainer:
         function = self.layout.compile_update(
             update.make_update(
                 rows_to_statistics,
-                lambda found, constants: composed.loss({**constants, **found}),
+                lambda found, constants: loss({**constants, **found}),
                 optimizer,
-                total_rows=size,
+                total_rows=total_rows,
                 axis=self.layout.axis,
             )
         )
         state = self.layout.place(update.initial_state(params, optimizer, False))
-        order = PromptOrder(self.task, seed)
         for step in range(steps):
-            records, _ = order.next(size)
-            rows, mask = self._demonstrations(records)
+            rows, constants = batch()
             rows = devices.pad_rows(rows, self.layout.count)
-            state, metrics = function(state, self.frozen, rows, {"mask": mask})
+            state, metrics = function(state, self.frozen, rows, constants)
             if (step + 1) % max(steps // 4, 1) == 0:
-                loss = float(metrics["scalars"]["loss"])
-                self.log(f"{what} {step + 1}/{steps}  cross-entropy {loss:.3f} nats per token")
+                self.log(f"{what} {float(metrics['scalars']['loss']):.3f} ({step + 1}/{steps})")
         return self.layout.fetch(state.params)
 
-    def _demonstrations(self, records):
+    def _unanswered(self, records, width=None):
+        """A rollout of prompts with empty responses."""
+        prompts, positions = self._encoded(records, width)[1]
+        rows = len(records)
+        empty = np.zeros((rows, self.response_width))
+        return ro.Rollout(
+            prompts=prompts,
+            prompt_positions=positions,
+            tokens=empty.astype(np.int32),
+            mask=empty.astype(np.float32),
+            logprobs=empty.astype(np.float32),
+            truncated=np.zeros(rows, bool),
+            group_ids=np.arange(rows, dtype=np.int32),
+            records=list(records),
+            texts=[""] * rows,
+        )
+
+    def _demonstrations(self, records, hinted=0.0):
         s, tokenizer = self.config.sampling, self.tokenizer
-        _, (prompts, positions) = self._encoded(records)
+        asked = records
+        if hinted:
+            asked = [self._hinted(r) if i < hinted * len(records) else r
+                     for i, r in enumerate(records)]  # fmt: skip
+        _, (prompts, positions) = self._encoded(asked, self.context_width if hinted else None)
         tokens = np.full((len(records), self.response_width), tokenizer.pad_id, np.int32)
         mask = np.zeros((len(records), self.response_width), np.float32)
         present = np.zeros_like(mask)
@@ -822,6 +1069,10 @@ class Trainer:
             prompts, positions, tokens, mask, mask, empty > 0, empty, records, [], present=present
         )
         return shown.model_rows(), mask
+
+    def _hinted(self, record):
+        hint = warmup_hint(self.teacher.prompt, self.task, record)
+        return dataclasses.replace(record, prompt=hinted_prompt(self.task, hint, record.prompt))
 
     # -- evaluation ------------------------------------------------------------------------------
 

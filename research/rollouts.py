@@ -93,6 +93,33 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     return Rollout(**out)
 
 
+def answered(rollout: Rollout, texts: Sequence[str], tokenizer) -> Rollout:
+    """Other responses to a rollout's prompts, ungraded.
+
+    Args:
+      rollout: gives the prompts and the width.
+      texts: the response of each row; what is longer than the width is cut off.
+      tokenizer: of the run; its stop token ends each response.
+    """
+    width = rollout.tokens.shape[1]
+    tokens = np.full((len(texts), width), tokenizer.pad_id, np.int32)
+    mask = np.zeros((len(texts), width), np.float32)
+    for row, text in enumerate(texts):
+        ids = [*tokenizer.encode(text), tokenizer.eos_id][:width]
+        tokens[row, : len(ids)], mask[row, : len(ids)] = ids, 1
+    return dataclasses.replace(
+        rollout,
+        tokens=tokens,
+        mask=mask,
+        present=mask,
+        logprobs=np.zeros_like(mask),
+        truncated=~(tokens == tokenizer.eos_id).any(axis=1),
+        texts=list(texts),
+        turn_ids=np.zeros_like(tokens),
+        turn_texts=[[text] for text in texts],
+    )
+
+
 def episode(
     turns: Sequence[dict[str, np.ndarray]],
     replies: Sequence[Sequence[list[int] | None]],

@@ -9,13 +9,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 
 import losses
 from losses.catalogue import bound
 from models import heads, scoring
 from models.config import ModelConfig
 
-STATISTICS = ("logprobs", "entropy", "values", "logits", "hidden")
+STATISTICS = ("logprobs", "entropy", "values", "logits", "hidden", "mtp_logprobs")
 """What can be computed of a response under a model; "logits" and "hidden" are dense."""
 
 HEAD_FUNCTIONS = {"logprobs": scoring.log_prob, "entropy": scoring.entropy}
@@ -47,8 +48,9 @@ def statistics(
       extra: further functions (logits, *others' logits, token) -> [chunk] or dict of them.
       others: name -> (config, params, hidden [B,T,D]) of the models that `extra` compares with.
     """
-    hidden, _ = scoring.response_hidden(
-        config, params, rows["tokens"], rows["positions"], prompt_length
+    capture = ("mtp:1",) if "mtp_logprobs" in names else ()
+    hidden, captured = scoring.response_hidden(
+        config, params, rows["tokens"], rows["positions"], prompt_length, capture=capture
     )
     targets = rows["tokens"][:, prompt_length:]
     functions = {n: HEAD_FUNCTIONS[n] for n in names if n in HEAD_FUNCTIONS}
@@ -64,6 +66,18 @@ def statistics(
             temperature=temperature,
             chunk=chunk,
         )
+    if "mtp_logprobs" in names:
+        # The state two columns before a token predicts it; in front of the prompt there is none.
+        ahead = jnp.pad(captured["mtp:1"], ((0, 0), (1, 0), (0, 0)))
+        out["mtp_logprobs"] = scoring.token_statistics(
+            config,
+            params,
+            ahead[:, prompt_length - 1 : -2],
+            targets,
+            {"mtp": scoring.log_prob},
+            temperature=temperature,
+            chunk=chunk,
+        )["mtp"]
     if "values" in names:
         out["values"] = heads.values(params, config, hidden)
     if "logits" in names:
@@ -73,7 +87,13 @@ def statistics(
     return out
 
 
-_SOURCES = {"teacher_logits": "teacher", "ref_logits": "reference", "old_logits": "policy"}
+LOGITS_OF = {
+    "teacher_logits": "teacher",
+    "ref_logits": "reference",
+    "old_logits": "policy",
+    "reverse_logits": "reverse",
+}
+"""Whole distributions that ride the chunks of the vocabulary head -> the model they are of."""
 
 
 def streamed(composed: losses.Composed):
@@ -90,7 +110,7 @@ def streamed(composed: losses.Composed):
     function, reduction = stage.paper.split
     accepted = inspect.signature(function).parameters
     hyper = {k: v for k, v in stage.settings.items() if k in accepted}
-    names = [n for n in accepted if n in _SOURCES]
+    names = [n for n in accepted if n in LOGITS_OF]
 
     def token(logits, *rest):
         given = dict(zip(names, rest))
@@ -109,4 +129,4 @@ def streamed(composed: losses.Composed):
             total, metrics = total + more, {**metrics, **logged}
         return total, metrics
 
-    return token, tuple(_SOURCES[n] for n in names), loss
+    return token, tuple(LOGITS_OF[n] for n in names), loss

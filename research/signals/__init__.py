@@ -31,6 +31,12 @@ class Context:
       respond: (records, ids, **settings) -> Rollout: further graded responses to task records, from
         the current sampler or another `source`; settings are those of the trainer's `respond`
         (group_size, temperature).
+      measure: (function, source="policy", rollout=None, **rows) -> dict of arrays: what a function
+        (model config, params, rows) makes of the responses' sequences in one pass over them. Its
+        rows are "tokens" and "positions" [b,P+T], "mask" [b,T] and those given; it must be a
+        function of a module, which is compiled once.
+      continuations: (source, prompts, positions, group_size, salt) -> tokens and mask: further
+        tokens sampled behind left-padded contexts.
       greedy_rewards: () -> [B] rewards of the greedy response to each row's prompt.
       carried: arrays that live from step to step and are checkpointed: what objectives returned
         after the last update (running baselines ...), and what signals keep (tables per prompt).
@@ -44,6 +50,8 @@ class Context:
     statistics: Callable[..., Mapping[str, np.ndarray]]
     rescore: Callable[..., Mapping[str, np.ndarray]]
     respond: Callable[..., Rollout]
+    measure: Callable[..., Mapping[str, np.ndarray]]
+    continuations: Callable[..., Mapping[str, np.ndarray]]
     greedy_rewards: Callable[[], np.ndarray]
     carried: dict[str, Any]
     config: Any
@@ -73,6 +81,11 @@ MODEL_SIGNALS = {
     "ref_logits": ("reference", "logits"),
     "teacher_logprobs": ("teacher", "logprobs"),
     "teacher_logits": ("teacher", "logits"),
+    "teacher_base_logprobs": ("teacher_base", "logprobs"),
+    "reverse_logits": ("reverse", "logits"),
+    "hidden": ("policy", "hidden"),
+    "mtp_logprobs": ("policy", "mtp_logprobs"),
+    "old_mtp_logprobs": ("policy", "mtp_logprobs"),
 }
 """Signal -> (model, statistic)."""
 

@@ -60,6 +60,19 @@ def _translated(task, record: Record) -> str:
     return "".join(record.info["translation"])
 
 
+def warmup_hint(name: str, task, record: Record) -> str:
+    """The hint that a warm-up's demonstration stands behind, for a context of this name.
+
+    Where a context tells of responses, which a warm-up has none of, it is the right solution.
+    """
+    if name == "translation":
+        return _translated(task, record)
+    if name == "example":
+        shown = task.train(random.Random(f"example/{record.prompt}").randrange(1 << 20))
+        return shown.prompt + task.demonstration(shown)
+    return task.demonstration(record)
+
+
 @context("example")
 def example(context: Context) -> list[str]:
     """Another problem of the task with its solution in front: a skill of its type (sdar)."""

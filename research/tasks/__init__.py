@@ -5,21 +5,31 @@ from typing import Any
 
 from losses.catalogue import nearest
 from research.tasks.addition import Addition
-from research.tasks.base import Record, Task, TaskError, texts
+from research.tasks.base import Record, Task, TaskError, damaged, texts
 from research.tasks.chain import Chain
 from research.tasks.countdown import Countdown
 from research.tasks.gym import ReasoningGym
 from research.tasks.jsonl import Jsonl
+from research.tasks.lookup import Lookup
 from research.tasks.rubric import Rubric
 from research.tasks.two_attempts import TwoAttempts
 
 TASKS = {
     task.name: task
-    for task in (Addition, Chain, Countdown, Jsonl, ReasoningGym, Rubric, TwoAttempts)
+    for task in (Addition, Chain, Countdown, Jsonl, Lookup, ReasoningGym, Rubric, TwoAttempts)
 }
 """Name -> class; its fields are the task's parameters."""
 
-__all__ = ["TASKS", "Record", "Task", "TaskError", "get_task", "task_parameters", "texts"]
+__all__ = [
+    "TASKS",
+    "Record",
+    "Task",
+    "TaskError",
+    "damaged",
+    "get_task",
+    "task_parameters",
+    "texts",
+]
 
 
 def _fields(name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Addition:
 
     name: ClassVar[str] = "addition"
     alphabet: ClassVar[str] = "+0123456789="
+    hint_format: ClassVar[str] = "{hint}={prompt}"
     rewards: ClassVar[dict[str, float]] = {"exact": 1.0}
 
     digits: int = 2

@@ -38,6 +38,10 @@ class Task(Protocol):
     `reply(record, attempt)`, what the environment says to an attempt, or None at the end of the
     episode; and `exchange(record)`, the (attempt, reply) pairs that precede a demonstration.
 
+    Optional too: `hint_format`, how a hint stands in front of a prompt ("{hint}={prompt}");
+    `separator`, `answer_mark`, what ends a step and begins the answer; `domains`, the values that
+    `info["domain"]` of its records can have.
+
     Attributes:
       name: the name it is found by.
       size: number of training prompts, after which `train` starts over; 0 where it never does.
@@ -69,6 +73,26 @@ def texts(task: Task, n: int) -> list[str]:
     """Returns n training prompts, each followed by its demonstration: text for a tokenizer."""
     records = (task.train(index) for index in range(n))
     return [record.prompt + task.demonstration(record) for record in records]
+
+
+def damaged(text: str, seed: str) -> str:
+    """A text with one thing wrong: a digit changed by one, an operator flipped, or a letter lost.
+
+    Args:
+      text: e.g. a demonstration.
+      seed: decides which; the same text and seed are always damaged alike.
+    """
+    rng = random.Random(f"damage/{seed}")
+    digits = [i for i, c in enumerate(text) if c.isdecimal()]
+    operators = [i for i, c in enumerate(text) if c in "+-"]
+    if digits and not (operators and rng.random() < 0.3):
+        at = rng.choice(digits)
+        return text[:at] + str((int(text[at]) + rng.choice((1, 9))) % 10) + text[at + 1 :]
+    if operators:
+        at = rng.choice(operators)
+        return text[:at] + ("-" if text[at] == "+" else "+") + text[at + 1 :]
+    at = rng.randrange(max(len(text), 1))
+    return text[:at] + text[at + 1 :]
 
 
 def is_heldout(key: str) -> bool:

@@ -27,6 +27,7 @@ class Chain:
     alphabet: ClassVar[str] = "+0123456789=<>?" + STEP + ANSWER
     rewards: ClassVar[dict[str, float]] = {"chain": 1.0}
     separator: ClassVar[str] = STEP
+    hint_format: ClassVar[str] = "{hint}={prompt}"
     answer_mark: ClassVar[str] = ANSWER
     system: ClassVar[str] = (
         f"Add the numbers from left to right. Write the sum so far after each, joined by {STEP}, "

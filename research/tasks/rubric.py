@@ -14,12 +14,14 @@ FORWARDS, BACKWARDS, UNSTATED = ">", "<", "~"
 class Rubric(Addition):
     """Prompts such as `>37+58=`, answered by `95`, and `<37+58=`, answered by `59`.
 
-    A record's info has `neutral`, the prompt with `~` in place of the criterion. The attributes are
+    A record's info has `neutral`, the prompt with `~` in place of the criterion; `translation`, the
+    prompt in the forward notation and its answer; and `domain`, its notation. The attributes are
     those of `Addition`; `reversed` has no effect.
     """
 
     name: ClassVar[str] = "rubric"
     alphabet: ClassVar[str] = Addition.alphabet + FORWARDS + BACKWARDS + UNSTATED
+    domains: ClassVar[tuple[str, str]] = ("forwards", "backwards")
 
     @property
     def system(self) -> str:
@@ -35,7 +37,12 @@ class Rubric(Addition):
         return Record(
             (BACKWARDS if backwards else FORWARDS) + plain.prompt,
             answer[::-1] if backwards else answer,
-            {**plain.info, "neutral": UNSTATED + plain.prompt},
+            {
+                **plain.info,
+                "neutral": UNSTATED + plain.prompt,
+                "translation": (FORWARDS + plain.prompt, answer),
+                "domain": self.domains[backwards],
+            },
         )
 
     def demonstration(self, record: Record) -> str:
