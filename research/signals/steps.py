@@ -154,7 +154,7 @@ def strategic_grams(
             for n in range(n_range[0], n_range[1] + 1)
             for at in range(len(text) - n + 1)
         )
-        counts.update(dict.fromkeys(windows))
+        counts.update(set(windows))
     ranked = sorted(counts, key=lambda gram: (-counts[gram], gram))
     return ranked[: max(int(top_share * len(ranked)), 1)]
 
