@@ -162,6 +162,7 @@ class Trainer:
         self.whole = False  # whether everything stands where `step` says: it can be checkpointed
         self.history: list[dict] = []
         self._compiled: dict = {}
+        self._merge = None
 
     # -- models ----------------------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class Trainer:
             for domain in self.task.domains:
                 self.sources[f"teacher/{domain}"] = self._trained("domains", domain)
         self.state = self._fresh_state(initial["params"])
-        self.past = collections.deque(maxlen=max(config.staleness, 1))
+        self.past = collections.deque(maxlen=max(self._kept_policies(), 1))
         self.metrics = reporting.MetricsWriter(self.workdir)
         resumed = store.latest(self._template())
         if resumed is not None:
@@ -281,6 +282,11 @@ class Trainer:
             self.metrics.write(0, {f"eval/{k}": v for k, v in self.before.items()})
             self._report_evaluation(0, self.before)
         self.whole = True
+
+    def _kept_policies(self):
+        """How many of the policies of earlier steps the next steps need."""
+        merged = len(teachers.MERGED) - 1 if self.teacher.weights == "merge" else 0
+        return max(self.config.staleness, merged)
 
     def _fresh_state(self, params):
         place = self.layout.place
@@ -354,7 +360,7 @@ class Trainer:
             return self._trained("params")
         if kind == "ema" and not self.config.ema:
             raise ConfigError("teacher=ema needs an average: set config.ema, e.g. 0.99.")
-        if kind in ("ema", "self", "domains"):
+        if kind in ("ema", "self", "domains", "merge"):
             return kind
         if not kind:
             raise ConfigError(
@@ -374,10 +380,20 @@ class Trainer:
 
     def _source(self, name):
         found = "self" if name == "policy" else self.sources[name]
+        if found == "merge":
+            return self.model, (self._merged(), self.frozen)
         if isinstance(found, str):
             moving = {"self": self.state.params, "ema": self.state.ema}
             return self.model, (moving[found], self.frozen)
         return found
+
+    def _merged(self):
+        """The merge of the latest policies, made once a step."""
+        if self._merge is None or self._merge[0] != self.step:
+            latest = [self.layout.fetch(p) for p in (*self.past, self.state.params)]
+            merge = teachers.merged(self.initial["params"], latest)
+            self._merge = self.step, self.layout.place(merge)
+        return self._merge[1]
 
     def _statistics(self, context, source, names, rollout):
         """Statistics of the batch (or of another rollout), under the prompt that a source reads."""
@@ -551,7 +567,8 @@ class Trainer:
 
     def sampler_params(self, step):
         """The parameters to sample from: stale, in another type or noisy, as configured."""
-        params = self.past[0] if self.config.staleness and self.past else self.state.params
+        age = min(self.config.staleness, len(self.past))
+        params = self.past[-age] if age else self.state.params
         if not self.config.sampler_noise:
             return (params, self.frozen)
 
@@ -804,7 +821,7 @@ class Trainer:
             self.carried = carried
             raise
         self.whole = False
-        if self.config.staleness:
+        if self._kept_policies():
             self.past.append(jax.tree.map(jnp.array, self.state.params))
         logged |= self._optimise(step, context, arrays, sequences, numbers)
         seconds = time.perf_counter() - started

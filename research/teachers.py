@@ -9,19 +9,28 @@
     ema            the running average of the policy
     self           the policy as it is at the start of the step
     start          the policy as it was after the warm-up
+    merge          a TIES merge of the policies of the last four steps
 
 and PROMPT (research.signals.contexts) shows the teacher what the policy does not see.
 """
 
 import dataclasses
 import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from losses.catalogue import nearest
+from losses.distillation.gtr_turbo import ties_merge
 from research.config import ConfigError
 from research.signals import contexts
 
 TRAINED = ("sft", "domains", "dpo")
-KINDS = (*TRAINED, "ema", "self", "start")
+KINDS = (*TRAINED, "ema", "self", "start", "merge")
+MERGED = (0.125, 0.125, 0.25, 0.5)
+"""Weights of the merged policies, the latest last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +75,18 @@ def parse(text: str) -> Teacher:
             f"Known: {', '.join(known)}."
         )
     return Teacher(weights, steps, prompt)
+
+
+def merged(base, checkpoints: Sequence) -> Any:
+    """Returns the TIES merge of checkpoints of one base, the latest ones weighing most.
+
+    Args:
+      base: the parameters that all of them started from; a tree of arrays.
+      checkpoints: trees of the same structure, oldest first; the last `len(MERGED)` count.
+    """
+    latest = checkpoints[-len(MERGED) :]
+    deltas = [jax.tree.map(jnp.subtract, params, base) for params in latest]
+    return jax.tree.map(jnp.add, base, ties_merge(deltas, MERGED[-len(deltas) :]))
 
 
 def check_tokenizer(directory: str, teacher, tokenizer, sample: str) -> None:

@@ -81,6 +81,7 @@ MODEL_SIGNALS = {
     "ref_logits": ("reference", "logits"),
     "teacher_logprobs": ("teacher", "logprobs"),
     "teacher_logits": ("teacher", "logits"),
+    "reward_logprobs": ("teacher", "logprobs"),  # of a policy trained by preferences
     "teacher_base_logprobs": ("teacher_base", "logprobs"),
     "reverse_logits": ("reverse", "logits"),
     "hidden": ("policy", "hidden"),

@@ -7,7 +7,7 @@ import numpy as np
 
 from losses.credit.hicra import planning_mask as inside_grams
 from losses.credit.spae import step_potential
-from research.rollouts import Rollout, encode_prompts
+from research.rollouts import answered
 from research.signals import Context, signal
 from research.signals.spans import answer_start, spoken_turns, step_numbers, token_starts
 from research.tasks import Record
@@ -199,28 +199,10 @@ def _probed(context):
     entropy = context.statistics("policy", ("entropy",), sampled)["entropy"]
     mean = (entropy * sampled.mask).sum(1) / np.maximum(sampled.mask.sum(1), 1)
     confidence = np.exp(-mean).reshape(-1, PROBES).mean(1)
-    forced = forced_answers(sampled, PROBES, answers, context.tokenizer)
+    first = sampled.take(np.arange(0, len(sampled), PROBES))
+    forced = answered(first, answers, context.tokenizer)
+    forced.mask = forced.mask * (forced.tokens != context.tokenizer.eos_id)
     likely = np.exp(context.statistics("policy", ("logprobs",), forced)["logprobs"]) * forced.mask
     accuracy = likely.sum(1) / np.maximum(forced.mask.sum(1), 1)
     potential = np.asarray(step_potential(accuracy, confidence)).reshape(mask.shape)
     return potential * mask, mask
-
-
-def forced_answers(rollout: Rollout, group_size: int, answers: Sequence[str], tokenizer) -> Rollout:
-    """Given answers in place of the sampled ones, one row per prompt of a rollout.
-
-    Args:
-      rollout: responses, `group_size` to each prompt.
-      group_size: G.
-      answers: the text for each prompt; what is longer than a response can be is cut off.
-      tokenizer: of the run.
-    """
-    first = rollout.take(np.arange(0, len(rollout), group_size))
-    width = first.tokens.shape[1]
-    left, _ = encode_prompts(answers, lambda t: tokenizer.encode(t)[:width], width, -1)
-    counts = (left >= 0).sum(1)
-    first.mask = (np.arange(width) < counts[:, None]).astype(np.float32)
-    first.tokens = np.full_like(first.tokens, tokenizer.pad_id)
-    first.tokens[first.mask > 0] = left[left >= 0]
-    first.present = first.mask
-    return first

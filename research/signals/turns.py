@@ -4,6 +4,7 @@ import numpy as np
 
 from losses.regularizers.epo import updated_history
 from research.signals import Context, signal
+from research.signals.contexts import context
 from research.signals.spans import separated, spoken_turns
 from research.tasks.two_attempts import NO_NUMBER
 
@@ -145,6 +146,14 @@ def _knowing(context, which):
     texts = [turns[which] for turns in context.rollout.turn_texts]
     told = [hindsight(context.task, r, t) for r, t in zip(context.rollout.records, texts)]
     return context.rescore("policy", ("logprobs",), told)["logprobs"]
+
+
+@context("hindsight")
+def outcome_told(context: Context) -> list[str]:
+    """The last attempt and what the environment says to it, in front of the prompt (stepopsd,
+    seed-opd, hint-sd, tt-opd)."""
+    rollout = context.rollout
+    return [hindsight(context.task, r, t) for r, t in zip(rollout.records, rollout.texts)]
 
 
 def hindsight(task, record, attempt: str) -> str:
