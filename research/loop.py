@@ -181,9 +181,11 @@ class Trainer:
     def _constants(self):
         """Arrays to be made from each rollout; gradient arrays of the loss come with the update."""
         before = [s for s in self.composed.stages if s not in self._update_stages()]
-        loss_needs = needs_of(self._update_stages())
-        moving = MOVING & set(needs_of(self.late))
         made = {name for s in before for name in s.paper.outputs}
+        # An array that a loss may do without is given to it where a stage makes it.
+        taken = [n for s in self._update_stages() for n in s.paper.arrays if n in made]
+        loss_needs = tuple(dict.fromkeys([*needs_of(self._update_stages()), *taken]))
+        moving = MOVING & set(needs_of(self.late))
         self.gradients = tuple(
             n
             for n in loss_needs
