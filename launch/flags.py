@@ -9,6 +9,7 @@ from ml_collections import ConfigDict, FieldReference, config_flags
 
 from losses.catalogue import CatalogueError, nearest
 from research.config import FIELDS, FLAGS, ConfigError, build, field_paths, saved
+from research.devices import connect
 
 USAGE = """{doc}
 
@@ -148,7 +149,9 @@ def main(run: Callable, doc: str, **defaults):
             )
             sys.exit(2)
         try:
-            run(resolved())
+            config = resolved()
+            connect(config.distributed)
+            run(config)
         except (ConfigError, CatalogueError, ValueError, RuntimeError) as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)

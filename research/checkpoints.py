@@ -10,7 +10,16 @@ from ml_collections import ConfigDict
 
 from research.config import ConfigError
 
-MAY_DIFFER = ("workdir", "steps", "checkpoint", "devices", "mesh", "evaluation", "reward_processes")
+MAY_DIFFER = (
+    "workdir",
+    "steps",
+    "checkpoint",
+    "devices",
+    "mesh",
+    "distributed",
+    "evaluation",
+    "reward_processes",
+)
 """Fields that a resumed run may change: they do not alter the steps already taken."""
 
 
@@ -54,6 +63,8 @@ class Store:
 
     def save_config(self):
         """Writes the resolved config, enough to repeat the run."""
+        if jax.process_index():
+            return
         path = self.workdir / "config.json"
         path.with_suffix(".tmp").write_text(json.dumps(self.resolved, indent=2) + "\n")
         path.with_suffix(".tmp").replace(path)  # a killed run leaves the whole file or none

@@ -87,6 +87,10 @@ FIELDS = {
     "checkpoint.every": (50, "Steps between checkpoints; 0: only at the end."),
     "checkpoint.keep": (2, "Checkpoints kept."),
     "devices": (0, "Local devices to use under pmap; 0: all."),
+    "distributed.auto": (False, "Join the processes that SLURM, Open MPI or a TPU pod started."),
+    "distributed.coordinator": ("", "HOST:PORT of the first process, where they meet."),
+    "distributed.processes": (1, "Processes of the run, one a host; the same on all."),
+    "distributed.process": (0, "Number of this process, from 0; process 0 writes."),
     "mesh": ("", "Mesh axes for models that outgrow a device, e.g. data:2,fsdp:2,tensor:2."),
     "max_skipped": (10, "Stop after this many consecutive updates with a non-finite gradient."),
 }

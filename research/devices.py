@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from models.sharding import leaf_spec
@@ -55,20 +56,40 @@ class Layout:
         if self.kind == "jit":
             return jax.tree.map(jnp.array, tree)
         if self.kind == "pmap":
-            return jax.device_put_replicated(tree, [d for d in self.devices if _is_local(d)])
-        return jax.tree_util.tree_map_with_path(self._place_leaf, tree)
+            local = [d for d in self.devices if d.process_index == jax.process_index()]
+            every = NamedSharding(jax.sharding.Mesh(np.asarray(local), AXIS), PartitionSpec(AXIS))
+            copies = jax.tree.map(
+                lambda x: np.broadcast_to(np.asarray(x), (len(local), *np.shape(x))), tree
+            )
+            return jax.device_put(copies, every)
+        # A copy first: what is placed is donated to the update, and may be another's as well.
+        return jax.device_put(jax.tree.map(np.array, tree), self._shardings(tree))
 
-    def _place_leaf(self, path, leaf):
-        """Places a parameter, or the optimizer's moments of it, by the rule for its name."""
-        name = "/".join(str(getattr(k, "key", getattr(k, "name", ""))) for k in path)
-        spec = leaf_spec(name, leaf.shape, self.mesh) if jnp.ndim(leaf) else PartitionSpec()
-        return jax.device_put(jnp.array(leaf), NamedSharding(self.mesh, spec))
+    def _shardings(self, tree):
+        """Where a tree lives on the mesh: a parameter, and the optimizer's moments of it, by the
+        rule for its name."""
+
+        def of(path, leaf):
+            name = "/".join(str(getattr(k, "key", getattr(k, "name", ""))) for k in path)
+            spec = leaf_spec(name, leaf.shape, self.mesh) if np.ndim(leaf) else PartitionSpec()
+            return NamedSharding(self.mesh, spec)
+
+        return jax.tree_util.tree_map_with_path(of, tree)
+
+    def initialise(self, function: Callable, placed):
+        """Returns `function(placed)`, a tree of arrays that is made where it is to live."""
+        if self.kind == "pmap":
+            return jax.pmap(function, axis_name=AXIS, devices=_pmap_devices(self))(placed)
+        if self.kind == "jit":
+            return jax.jit(function)(placed)
+        found = self._shardings(jax.eval_shape(function, placed))
+        return jax.jit(function, out_shardings=found)(placed)
 
     def fetch(self, tree):
         """Returns a placed tree on the host, as numpy."""
         if self.kind == "pmap":
-            tree = jax.tree.map(lambda leaf: leaf[0], tree)
-        return jax.tree.map(np.asarray, jax.device_get(tree))
+            return jax.tree.map(_replica, tree)
+        return jax.tree.map(_whole, tree)
 
     def map_params(self, function: Callable) -> Callable:
         """Compiles `function(placed, constants) -> placed`, the same on every device."""
@@ -87,7 +108,7 @@ class Layout:
           rows_per_row: rows out per row in.
 
         Returns:
-          A function of the same form over host arrays of any number of rows; they are padded with
+          A function of the same form over host arrays, of any number of rows; they are padded with
           copies of the last row to a multiple of the shards, and the padding is cut off again.
         """
         if self.kind == "pmap":
@@ -100,9 +121,9 @@ class Layout:
             padded = {k: _pad_rows(v, self.count, repeat=True) for k, v in rows.items()}
             if self.kind == "pmap":
                 out = compiled(placed, {k: self._split(v) for k, v in padded.items()})
-                out = {k: _join(self, v) for k, v in out.items()}
+                out = {k: _join(v) for k, v in out.items()}
             else:
-                out = compiled(placed, self.shard_rows(padded))
+                out = {k: _whole(v) for k, v in compiled(placed, self.shard_rows(padded)).items()}
             return {k: v[: total * rows_per_row] for k, v in out.items()}
 
         return run
@@ -141,13 +162,20 @@ class Layout:
                 state, metrics = compiled(
                     state, frozen, {k: self._split(v) for k, v in rows.items()}, constants
                 )
-                return state, jax.tree.map(lambda m: m[0], metrics)
+                return state, jax.tree.map(_replica, metrics)
 
             return run
-        compiled = jax.jit(function, donate_argnums=(0,))
+        compiled = {}
 
         def run(state, frozen, rows, constants):
-            return compiled(state, frozen, self.shard_rows(rows), constants)
+            if not compiled:
+                # Left to itself, the compiler may lay the new state out differently from the old.
+                kept = None if self.mesh is None else jax.tree.map(lambda x: x.sharding, state)
+                spread = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+                compiled["update"] = jax.jit(
+                    function, donate_argnums=(0,), out_shardings=(kept, spread)
+                )
+            return compiled["update"](state, frozen, self.shard_rows(rows), constants)
 
         return run
 
@@ -195,10 +223,6 @@ def _row_axes(mesh):
     return tuple(a for a in ("data", "fsdp") if a in mesh.shape)
 
 
-def _is_local(device):
-    return device.process_index == jax.process_index()
-
-
 def _pmap_devices(plan):
     return plan.devices if jax.process_count() == 1 else None
 
@@ -217,10 +241,48 @@ def pad_rows(rows, multiple):
     return {k: _pad_rows(v, multiple) for k, v in rows.items()}
 
 
-def _join(plan, array):
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
+def _replica(array):
+    """One copy of an array that every device of a pmap holds, on the host."""
+    return np.asarray(array.addressable_shards[0].data)[0]
 
-        gathered = multihost_utils.process_allgather(array, tiled=False)
-        return np.asarray(gathered).reshape(-1, *array.shape[2:])
-    return array.reshape(-1, *array.shape[2:])
+
+def _whole(array):
+    """An array on the host, whatever devices of whatever hosts its parts live on."""
+    if not getattr(array, "is_fully_addressable", True):
+        array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def _join(array):
+    """[local, b, ...] on this host -> the rows of all hosts."""
+    rows = np.asarray(array)
+    if jax.process_count() > 1:
+        rows = multihost_utils.process_allgather(rows).reshape(-1, *rows.shape[1:])
+    return rows.reshape(-1, *rows.shape[2:])
+
+
+def agreed(tree):
+    """Returns what process 0 says of a tree of host arrays, on every process."""
+    return tree if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(tree)
+
+
+def connect(distributed) -> None:
+    """Joins the processes of a run on several hosts, before anything touches a device.
+
+    Args:
+      distributed: the config's fields: `auto` (found in the environment: SLURM, Open MPI, TPU
+        pods), or the `coordinator`'s address, the number of `processes` and this `process`.
+
+    Raises:
+      ValueError: the fields contradict one another.
+    """
+    d = distributed
+    if d.auto:
+        jax.distributed.initialize()
+    elif d.processes > 1:
+        if not d.coordinator or not 0 <= d.process < d.processes:
+            raise ValueError(
+                f"distributed.processes={d.processes} with coordinator={d.coordinator!r} and "
+                f"process={d.process}: expected HOST:PORT and a process of 0..{d.processes - 1}."
+            )
+        jax.distributed.initialize(d.coordinator, d.processes, d.process)

@@ -89,6 +89,8 @@ def run(
       rewards.RewardError: a reward failed and `on_reward_error` is "stop"; a checkpoint is saved.
       RuntimeError: too many consecutive updates had a non-finite gradient; a checkpoint is saved.
     """
+    if jax.process_index():  # of several, the first speaks and writes
+        log = _silent
     trainer = Trainer(config, objective, log)
     with checkpoints.Store(trainer.workdir, config, log) as store:
         store.save_config()
@@ -107,8 +109,7 @@ def run(
                 store.save(trainer.step, trainer.snapshot())
             raise
         finally:
-            if trainer.pool is not None:
-                trainer.pool.shutdown()
+            trainer.close()
 
 
 @contextlib.contextmanager
@@ -126,6 +127,7 @@ def opened(config: ConfigDict, log: Callable[[str], None] = print):
         with checkpoints.Store(trainer.workdir, config, log) as store:
             trainer.start(store, training=False)
             yield trainer
+            trainer.close()
 
 
 class Trainer:
@@ -159,10 +161,18 @@ class Trainer:
         self.step = 0
         self.carried: dict[str, np.ndarray] = {}
         self.consecutive_skips = 0
+        self.metrics = None
         self.whole = False  # whether everything stands where `step` says: it can be checkpointed
         self.history: list[dict] = []
         self._compiled: dict = {}
         self._merge = None
+
+    def close(self):
+        """Ends the processes that grade and the writing of metrics."""
+        if self.pool is not None:
+            self.pool.shutdown()
+        if self.metrics is not None:
+            self.metrics.close()
 
     # -- models ----------------------------------------------------------------------------------
 
@@ -273,7 +283,7 @@ class Trainer:
                 self.sources[f"teacher/{domain}"] = self._trained("domains", domain)
         self.state = self._fresh_state(initial["params"])
         self.past = collections.deque(maxlen=max(self._kept_policies(), 1))
-        self.metrics = reporting.MetricsWriter(self.workdir)
+        self.metrics = reporting.MetricsWriter(self.workdir) if not jax.process_index() else None
         resumed = store.latest(self._template())
         if resumed is not None:
             self._restore(resumed)
@@ -281,7 +291,7 @@ class Trainer:
                 self._continue_metrics()
         elif training:
             self.before = self.evaluate(0)
-            self.metrics.write(0, {f"eval/{k}": v for k, v in self.before.items()})
+            self._record(0, {f"eval/{k}": v for k, v in self.before.items()})
             self._report_evaluation(0, self.before)
         self.whole = True
 
@@ -291,11 +301,12 @@ class Trainer:
         return max(self.config.staleness, merged)
 
     def _fresh_state(self, params):
-        place = self.layout.place
-        if self.layout.kind == "mesh":
-            state = update.initial_state(place(params), self.optimizer, self.config.ema > 0)
-            return state
-        return place(update.initial_state(params, self.optimizer, self.config.ema > 0))
+        return self._initial_state(params, self.optimizer, self.config.ema > 0)
+
+    def _initial_state(self, params, optimizer, ema):
+        return self.layout.initialise(
+            lambda placed: update.initial_state(placed, optimizer, ema), self.layout.place(params)
+        )
 
     def _asked_sources(self):
         """The models that the composition asks for beside the policy."""
@@ -842,7 +853,7 @@ class Trainer:
         }
         self.step = step + 1
         self.history.append(logged)
-        self.metrics.write(self.step, logged)
+        self._record(self.step, logged)
         self.log(progress_line(self.step, self.config.steps, logged))
         self.whole = True
         if self.consecutive_skips >= self.config.max_skipped:
@@ -861,8 +872,12 @@ class Trainer:
         due = every and self.step and self.step % every == 0 and self.step < self.config.steps
         if due and not any(name.startswith("eval/") for name in logged):
             found = {f"eval/{k}": v for k, v in self.evaluate(self.step).items()}
-            self.metrics.write(self.step, found)
+            self._record(self.step, found)
             logged |= found
+
+    def _record(self, step, scalars):
+        if self.metrics is not None:
+            self.metrics.write(step, scalars)
 
     def _prepare(self, arrays):
         stages = [*self.shaping, *self.crediting]
@@ -1181,10 +1196,12 @@ class Trainer:
 
     def _continue_metrics(self):
         """Drops what was recorded after the checkpoint; reads what stands before it."""
-        self.metrics.truncate(self.step)
-        written = reporting.read_metrics(self.workdir)
+        if self.metrics is not None:
+            self.metrics.truncate(self.step)
         self.history = [
-            {k: v for k, v in m.items() if k != "step"} for m in written if m["step"] > 0
+            {k: v for k, v in m.items() if k != "step"}
+            for m in reporting.read_metrics(self.workdir)
+            if 0 < m["step"] <= self.step
         ]
         self._evaluate_if_due()
 
@@ -1193,15 +1210,15 @@ class Trainer:
         after = self.evaluate(self.step)
         self._report_evaluation(self.step, after)
         found = {f"eval/{k}": v for k, v in after.items()}
-        self.metrics.write(self.step, found)
+        self._record(self.step, found)
         if self.history:
             self.history[-1] |= found
         store.save(self.step, self.snapshot())
-        self.metrics.close()
-        if after:
-            self.log(reporting.final_table(self.before, after))
-        picture = reporting.report_picture(self.workdir)
-        self.log(f"report: {picture}")
+        if self.metrics is not None:
+            self.metrics.close()
+            if after:
+                self.log(reporting.final_table(self.before, after))
+            self.log(f"report: {reporting.report_picture(self.workdir)}")
         params = lora.combine(self.layout.fetch(self.state.params), self.layout.fetch(self.frozen))
         return Result(self.workdir, self.before, after, self.history, params, self.model)
 
@@ -1216,6 +1233,10 @@ def progress_line(step, steps, logged) -> str:
         f"clip {clip:.3f}  length {logged['length']:.1f}  "
         f"{logged['tokens_per_second']:,.0f} tokens/s"
     )
+
+
+def _silent(_):
+    pass
 
 
 def _plain(config) -> dict:

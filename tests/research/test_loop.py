@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 import research
 from research import reporting
 from research.config import ConfigError
-from research.loop import Trainer, run
+from research.loop import Trainer, opened, run
 from research.rewards import RewardError
+from research.selection import PromptOrder
 from tests.launch.test_papers_train import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -260,7 +262,7 @@ def test_a_failing_reward_stops_with_a_checkpoint(failure, words, tmp_path):
         run(settings("failed"), log=quiet)
     message = str(caught.value)
     assert "\n" not in message and "'own'" in message and words in message
-    assert "record addition/" in message and "reference '" in message
+    assert "to the prompt '" in message and "(record " in message and "reference '" in message
     assert trainer_step(tmp_path / "failed") == 2
     write("pass", 0)
     assert_same_run(run(settings("failed"), log=quiet), expected)
@@ -291,14 +293,13 @@ def test_a_run_that_only_skips_stops_with_a_checkpoint(tmp_path):
     assert "4 consecutive updates had a non-finite loss or gradient" in str(caught.value)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     assert trainer_step(tmp_path) == 2
-    assert [m["skipped"] for m in reporting.read_metrics(tmp_path)] == [1.0, 1.0]
+    assert [m["skipped"] for m in reporting.read_metrics(tmp_path) if m["step"]] == [1.0, 1.0]
 
 
 def test_single_skips_are_counted_and_do_not_stop(tmp_path):
-    """Of a step's two updates one is skipped; the parameters stay finite and move."""
-    settings = config(tmp_path, "grpo", steps=4, max_skipped=2, update__minibatches=2)
-    bad = spoiled(lambda mask: mask.sum() % 2 == 0)
-    result = run(settings, objective=bad, log=quiet)
+    """Some updates are skipped, others not; the parameters stay finite."""
+    settings = config(tmp_path, "grpo", steps=4, update__minibatches=2)
+    result = run(settings, objective=spoiled(lambda mask: mask.sum() % 2 == 0), log=quiet)
     skipped = [m["skipped"] for m in result.history]
     assert 0 < sum(skipped) < 4, skipped
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.params))
@@ -321,27 +322,34 @@ def trained_alone(tmp_path_factory):
     return run(config(tmp_path_factory.mktemp("alone"), "dapo", **STALE), log=quiet)
 
 
-@pytest.mark.parametrize(
-    "change", [{"update.microbatches": 2}, {"update.microbatches": 4}, *LAYOUTS]
-)
+def warmed(workdir, alone, **change):
+    """The config of the same run in another layout, behind the same warm-up."""
+    # Many updates at a high rate would blow up the rounding in which layouts differ.
+    shutil.copytree(alone.workdir / "initial", workdir / "initial")
+    return config(workdir, "dapo", **STALE, **change)
+
+
+@pytest.mark.parametrize("change", [{"update.microbatches": 2}, *LAYOUTS])
 def test_training_is_the_same_in_any_layout(change, trained_alone, tmp_path):
     """Metrics and parameters, over steps with stale, noisy samplers and averaged parameters."""
-    found = run(config(tmp_path, "dapo", **STALE, **change), log=quiet)
-    close(found, trained_alone, 2e-4)
+    found = run(warmed(tmp_path, trained_alone, **change), log=quiet)
+    close(found, trained_alone, 1e-4)
     for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(trained_alone.params)):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpoint_continues_on_other_devices(trained_alone, tmp_path):
+    """A step on two devices, one on a mesh, one on one device."""
+
     def stop(_):
         raise KeyboardInterrupt
 
+    two = warmed(tmp_path, trained_alone, devices=2)
     with pytest.raises(KeyboardInterrupt):
-        run(config(tmp_path, "dapo", **STALE, devices=2), log=quiet, on_step=stop)
+        run(two, log=quiet, on_step=stop)
     with pytest.raises(KeyboardInterrupt):
-        mesh = {**STALE, "mesh": "data:2,fsdp:2,tensor:2"}
-        run(config(tmp_path, "dapo", **mesh), log=quiet, on_step=stop)
-    close(run(config(tmp_path, "dapo", **STALE), log=quiet), trained_alone, 2e-4)
+        run(config(tmp_path, "dapo", **STALE, **LAYOUTS[2]), log=quiet, on_step=stop)
+    close(run(config(tmp_path, "dapo", **STALE), log=quiet), trained_alone, 1e-4)
 
 
 def test_the_sampler_is_as_stale_as_configured(tmp_path):
@@ -364,3 +372,20 @@ def test_the_sampler_is_as_stale_as_configured(tmp_path):
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(seen[max(step - 2, 0)])):
             np.testing.assert_array_equal(a, b)
     assert not np.array_equal(*(jax.tree.leaves(p)[0] for p in seen[:2]))
+
+
+@pytest.mark.parametrize("change", LAYOUTS)
+def test_the_same_responses_on_any_devices(change, tmp_path):
+    """Every response has a random key of its own; the rows are not a multiple of the shards."""
+
+    def responses(**change):
+        with opened(config(tmp_path / "none", "grpo", **change), log=quiet) as trainer:
+            records, ids = PromptOrder(trainer.task, 0).next(3)
+            placed = trainer.sampler_params(0)
+            return trainer.respond(placed, records, ids, 0, group_size=4, seed=0)
+
+    alone, found = responses(), responses(**change)
+    np.testing.assert_array_equal(found.tokens, alone.tokens)
+    np.testing.assert_array_equal(found.mask, alone.mask)
+    np.testing.assert_allclose(found.logprobs, alone.logprobs, rtol=1e-5, atol=1e-5)
+    assert len(np.unique(alone.tokens, axis=0)) > 6
