@@ -206,10 +206,18 @@ def collect(needs: Sequence[str], context: Context) -> dict[str, np.ndarray]:
 
 # The modules below add their signals to the tables above.
 from research.signals import (  # noqa: E402, F401
+    chunks,
+    contexts,
+    criteria,
+    edits,
     feedback,
+    learned,
     preferences,
+    problems,
     prompts,
+    rescored,
     sampling,
+    states,
     steps,
     turns,
 )

@@ -17,6 +17,7 @@ class Lookup:
     Attributes:
       entries: rows of the table.
       keys: letters that keys are drawn from, without repetition in a table.
+      values: digits that values are drawn from, 0 the first.
       size: number of training prompts, 0 for an endless supply.
       seed: of the training prompts.
     """
@@ -31,20 +32,23 @@ class Lookup:
     system: ClassVar[str] = "Reply with the entry of the table that is asked for and nothing else."
 
     entries: int = 3
-    keys: int = 6
+    keys: int = 4
+    values: int = 5
     size: int = 0
     seed: int = 0
 
     def __post_init__(self):
-        if not 1 <= self.entries <= self.keys <= 26 or self.size < 0:
+        tables = 1 <= self.entries <= self.keys <= 26 and 2 <= self.values <= 10
+        if not tables or self.size < 0:
             raise TaskError(
-                f"lookup: entries={self.entries}, keys={self.keys}, size={self.size}; expected "
-                "1 <= entries <= keys <= 26 and size >= 0."
+                f"lookup: entries={self.entries}, keys={self.keys}, values={self.values}, "
+                f"size={self.size}; expected 1 <= entries <= keys <= 26, 2 <= values <= 10 and "
+                "size >= 0."
             )
 
     def _make(self, rng: random.Random) -> Record:
         keys = rng.sample(string.ascii_lowercase[: self.keys], self.entries)
-        table = [f"{key}={rng.randint(0, 9)}" for key in keys]
+        table = [f"{key}={rng.randrange(self.values)}" for key in keys]
         answer = rng.choice(table)
         return Record(";".join([*table, f"{answer[0]}?"]), answer, {"evidence": table})
 
