@@ -207,6 +207,10 @@ class HFTokenizer:
         # What the tokenizer itself would put before a text, such as a beginning-of-sequence token.
         self._prefix = self._hf.decode([i for i in self._hf.encode("") if i == self.bos_id])
 
+    def save(self, path):
+        """Writes the tokenizer's files and chat template into a directory."""
+        self._hf.save_pretrained(path)
+
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a rendered text; special tokens spelt out in it are recognised."""
         return self._hf.encode(text, add_special_tokens=False)

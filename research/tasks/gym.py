@@ -57,15 +57,16 @@ class ReasoningGym:
       dataset: its name, e.g. gsm_symbolic.
       parameters: fields of its config; `size` is the number of training prompts.
       seed: of the training prompts.
+      system: instructions for a chat model; by default, to think first and to tag the answer.
     """
 
     name: ClassVar[str] = "reasoning_gym"
     rewards: ClassVar[dict[str, float]] = {"reasoning_gym": 1.0}
-    system: ClassVar[str] = SYSTEM_PROMPTS["default"]
 
     dataset: str = "chain_sum"
     parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int = 0
+    system: str = SYSTEM_PROMPTS["default"]
 
     def __post_init__(self):
         if "seed" in self.parameters:
@@ -124,7 +125,7 @@ class ReasoningGym:
         return list(found.values())
 
     def demonstration(self, record: Record) -> str:
-        """Returns the data set's own answer in answer tags.
+        """Returns the data set's own answer, in answer tags if the instructions speak of them.
 
         Raises:
           TaskError: the data set grades answers without having one.
@@ -134,4 +135,4 @@ class ReasoningGym:
                 f"reasoning_gym: {self.dataset} gives no reference answers, so it has no "
                 "demonstrations to warm up on; set warmup.steps=0."
             )
-        return f"<answer>{record.answer}</answer>"
+        return f"<answer>{record.answer}</answer>" if "<answer>" in self.system else record.answer

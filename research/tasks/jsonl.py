@@ -87,15 +87,16 @@ class Jsonl:
       path: the file of training prompts.
       heldout_path: the file of held-out prompts; training leaves out those it shares with it.
       seed: accepted as every task does; the file's order is its own.
+      system: instructions for a chat model.
     """
 
     name: ClassVar[str] = "jsonl"
     rewards: ClassVar[dict[str, float]] = {"math_verify": 1.0}
-    system: ClassVar[str] = "Reason step by step, and put your final answer within \\boxed{}."
 
     path: str = ""
     heldout_path: str = ""
     seed: int = 0
+    system: str = "Reason step by step, and put your final answer within \\boxed{}."
     _train: Any = dataclasses.field(init=False, repr=False, compare=False)
     _heldout: Any = dataclasses.field(init=False, repr=False, compare=False)
 

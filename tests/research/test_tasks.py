@@ -110,7 +110,13 @@ def test_unknown_names_are_met_with_the_nearest():
 
 
 def test_task_parameters_build_the_default_task():
-    assert set(task_parameters("addition")) == {"digits", "max_operand", "reversed", "size"}
+    assert set(task_parameters("addition")) == {
+        "digits",
+        "max_operand",
+        "reversed",
+        "size",
+        "slips",
+    }
     for name in set(TASKS) - {"jsonl"}:
         parameters = task_parameters(name)
         assert get_task(name, **parameters) == get_task(name)
@@ -124,6 +130,15 @@ def test_gym_grades_by_the_data_sets_own_score():
     responses = [record.answer, f"thus\n<answer>{record.answer}</answer>", "no number"]
     graded = rewards.grade(responses, [record] * 3, task.rewards)
     assert graded["total"].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_gym_demonstrates_what_the_instructions_ask_for():
+    tagged = get_task("reasoning_gym", dataset="chain_sum")
+    bare = get_task("reasoning_gym", dataset="chain_sum", system="Reply with the answer only.")
+    record = tagged.train(0)
+    assert bare.system == "Reply with the answer only." and bare.train(0) == record
+    assert tagged.demonstration(record) == f"<answer>{record.answer}</answer>"
+    assert bare.demonstration(record) == record.answer
 
 
 def test_gym_without_references_says_so():
