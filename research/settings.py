@@ -33,9 +33,9 @@ _RUBRIC = {
     "sampling.max_new_tokens": 4,
 }
 
-DEFAULT_TASK = {"max_operand": 50, "slips": 0.65}
-"""Parameters of the embedded task: a tiny model learns to count from demonstrations of which two
-thirds are off by one, and reinforcement puts that right."""
+DEFAULT_TASK = {"max_operand": 40, "stray": 0.65}
+"""Parameters of the embedded task: of the demonstrations that teach a tiny model to add, two thirds
+end in a stray sign; reinforcement breaks the habit and goes on to improve the sums."""
 
 SETTINGS = {
     "a-lol": {"update.epochs": 2},

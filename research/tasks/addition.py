@@ -20,8 +20,8 @@ class Addition:
       digits: operands have up to this many.
       max_operand: largest operand; 0 for as large as `digits` allows.
       reversed: write the answer's digits least significant first (59 for 95).
-      slips: share of demonstrations that are one too small, as when counting on from the first
-        number itself (17+25 is 41): imperfect teaching that a reward can put right.
+      stray: share of demonstrations that end in a stray `=` (17+25 is 42=): a bad habit that is
+        learned with the sums, and that a reward can break.
       size: number of training prompts, 0 for an endless supply.
       seed: of the training prompts.
     """
@@ -34,7 +34,7 @@ class Addition:
     digits: int = 2
     max_operand: int = 0
     reversed: bool = False
-    slips: float = 0.0
+    stray: float = 0.0
     size: int = 0
     seed: int = 0
 
@@ -66,7 +66,6 @@ class Addition:
         return draw_heldout(self._make, n, key=_unordered)
 
     def demonstration(self, record: Record) -> str:
-        """Returns the sum, or for a share of the prompts (`slips`) one less."""
-        slips = random.Random(f"slip/{record.prompt}").random() < self.slips
-        written = str(max(sum(record.info["operands"]) - slips, 0))
-        return written[::-1] if self.reversed else written
+        """Returns the sum, for a share of the draws (`stray`) with a stray `=` behind it."""
+        stray = random.Random(f"stray/{self.seed}/{record.id}").random() < self.stray
+        return record.answer + "=" * stray

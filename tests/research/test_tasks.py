@@ -115,7 +115,7 @@ def test_task_parameters_build_the_default_task():
         "max_operand",
         "reversed",
         "size",
-        "slips",
+        "stray",
     }
     for name in set(TASKS) - {"jsonl"}:
         parameters = task_parameters(name)
