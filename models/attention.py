@@ -117,7 +117,8 @@ def rotate(x, table):
     """
     cos, sin = table[:, :, :, None, :]
     half = cos.shape[-1]
-    first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    first, second, rest = jnp.split(x.astype(wide), (half, 2 * half), axis=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin, rest]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
@@ -129,7 +130,8 @@ def visibility(query_positions, key_positions, window: int | None = None, segmen
       query_positions: [B, Q] int32.
       key_positions: [B, S] int32, -1 on padding.
       window: positions seen, the query's own included; None is all.
-      segment_ids: [B, S] int32 where Q = S holds packed sequences, or None.
+      segment_ids: [B, S] int32 where Q = S holds packed sequences, or None; what has an id below 0
+        is common to all of a row's sequences, whose positions go on from its own.
 
     Returns:
       [B, Q, S] bool.
@@ -139,7 +141,8 @@ def visibility(query_positions, key_positions, window: int | None = None, segmen
     if window is not None:
         seen &= query - key < window
     if segment_ids is not None:
-        seen &= segment_ids[:, :, None] == segment_ids[:, None, :]
+        of_key = segment_ids[:, None, :]
+        seen &= (segment_ids[:, :, None] == of_key) | (of_key < 0)
     return seen
 
 
@@ -193,7 +196,7 @@ class Attention(nn.Module):
         query = query.reshape(*x.shape[:2], groups, heads // groups, size)
         scale = config.attention_scale or size**-0.5
         scores = scale * jnp.einsum(
-            "bqkgh,bskh->bkgqs", query, key, preferred_element_type=jnp.float32
+            "bqkgh,bskh->bkgqs", query, key, preferred_element_type=config.wide_dtype
         )
         if config.attention_softcap is not None:
             scores = config.attention_softcap * jnp.tanh(scores / config.attention_softcap)

@@ -95,6 +95,11 @@ class ModelConfig:
             )
 
     @property
+    def wide_dtype(self) -> str:
+        """Type of norms, attention scores, logits and values: never narrower than float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
     def rotary_dim(self) -> int:
         """Leading features of each head that are rotated."""
         return int(self.head_dim * self.rotary_fraction)

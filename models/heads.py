@@ -31,7 +31,7 @@ def logits(params, config: ModelConfig, hidden):
       hidden: [..., D] final hidden states.
 
     Returns:
-      [..., V] float32, accumulated in float32 whatever the compute dtype.
+      [..., V] in config.wide_dtype, accumulated in it: float32 for bfloat16 too.
     """
     if config.tie_embeddings:
         kernel, pattern = params["embed"]["embedding"], "...d,vd->...v"
@@ -41,7 +41,7 @@ def logits(params, config: ModelConfig, hidden):
         pattern,
         hidden.astype(config.dtype),
         kernel.astype(config.dtype),
-        preferred_element_type=jnp.float32,
+        preferred_element_type=config.wide_dtype,
     )
     if config.final_softcap is not None:
         scores = config.final_softcap * jnp.tanh(scores / config.final_softcap)
@@ -57,7 +57,7 @@ def values(params, config: ModelConfig, hidden):
       hidden: [..., D] final hidden states.
 
     Returns:
-      [...] float32.
+      [...] in config.wide_dtype.
 
     Raises:
       ValueError: the model has no value head.
@@ -67,5 +67,5 @@ def values(params, config: ModelConfig, hidden):
             f"the model has no value head: expected params['value_head'], got {sorted(params)}; "
             f"set value_head=True in its {type(config).__name__}"
         )
-    head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params["value_head"])
-    return hidden.astype(jnp.float32) @ head["kernel"] + head["bias"]
+    head = jax.tree.map(lambda leaf: leaf.astype(config.wide_dtype), params["value_head"])
+    return hidden.astype(config.wide_dtype) @ head["kernel"] + head["bias"]

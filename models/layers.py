@@ -48,7 +48,7 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x^2) + eps) * w, in float32 (w + 1 where the config has norm_offset)."""
+    """y = x / sqrt(mean(x^2) + eps) * w, in wide_dtype (w + 1 where the config has norm_offset)."""
 
     config: ModelConfig
 
@@ -57,8 +57,8 @@ class RMSNorm(nn.Module):
         config = self.config
         init = nn.initializers.zeros if config.norm_offset else nn.initializers.ones
         scale = self.param("scale", init, (x.shape[-1],), jnp.dtype(config.param_dtype))
-        scale = scale.astype(jnp.float32) + (1.0 if config.norm_offset else 0.0)
-        x = x.astype(jnp.float32)
+        scale = scale.astype(config.wide_dtype) + (1.0 if config.norm_offset else 0.0)
+        x = x.astype(config.wide_dtype)
         x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + config.norm_eps)
         return (x * scale).astype(config.dtype)
 
