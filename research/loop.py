@@ -609,17 +609,7 @@ class Trainer:
 
         def spoken(out):
             texts = self._decoded(out)
-            return (
-                out,
-                texts,
-                rewards.grade(
-                    texts,
-                    per_row,
-                    self.reward_weights,
-                    on_error=config.on_reward_error,
-                    pool=self.pool,
-                ),
-            )
+            return out, texts, self._graded(texts, per_row)
 
         turns = [
             spoken(
@@ -704,9 +694,19 @@ class Trainer:
             found = components[self.verifier]  # graded already, without parameters of the user's
         else:
             spec = {self.verifier: 1.0}
-            graded = rewards.grade(texts, records, spec, on_error="zero", pool=self.pool)
-            found = graded["components"][self.verifier]
+            found = self._graded(texts, records, spec, "zero")["components"][self.verifier]
         return (found >= 1.0).astype(np.float32)
+
+    def _graded(self, texts, records, spec=None, on_error=None):
+        """Grades by the run's rewards; of several processes, all go by the first one's grades."""
+        graded = rewards.grade(
+            texts,
+            records,
+            spec or self.reward_weights,
+            on_error=on_error or self.config.on_reward_error,
+            pool=self.pool,
+        )
+        return devices.agreed(graded)
 
     def rollout(self, step):
         """A batch of graded responses; with a selection stage, of prompts that it keeps."""
@@ -749,13 +749,7 @@ class Trainer:
         texts = [self.task.demonstration(record) for record in own.records]
         shown = ro.answered(own, texts, self.tokenizer)
         shown.logprobs = self.score("policy", ("logprobs",), shown)["logprobs"] * shown.mask
-        graded = rewards.grade(
-            texts,
-            own.records,
-            self.reward_weights,
-            on_error=self.config.on_reward_error,
-            pool=self.pool,
-        )
+        graded = self._graded(texts, own.records)
         shown.rewards, shown.components = graded["total"], graded["components"]
         shown.correct = self._verdict(texts, own.records, shown.components)
         shown.turn_rewards = graded["total"][:, None]
