@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 import losses
 from losses.catalogue import needs_of
 from losses.distillation.mopd import teacher_of
-from models import ModelConfig, lora, override, sampling
+from models import ModelConfig, lora, override, sampling, scoring
 from models.load import count, load, load_tokenizer
 from research import (
     checkpoints,
@@ -432,26 +432,41 @@ class Trainer:
         return self._scored(*self._source(source), names, rollout)
 
     def _scored(self, model, placed, names, rollout):
-        rows, names = rollout.model_rows(), tuple(names)
-        width = rows["tokens"].shape[1]
+        names, size = tuple(names), self._sharing(model, names, rollout)
+        # Whole groups are spread over devices: a shared prompt stays with its responses.
+        rows = {k: v.reshape(-1, size, *v.shape[1:]) for k, v in rollout.model_rows().items()}
+        width, length = rows["tokens"].shape[-1], rollout.tokens.shape[1]
 
         def make():
             def function(placed, rows):
                 return statistics(
                     model,
                     lora.combine(*placed),
-                    rows,
+                    {k: v.reshape(-1, *v.shape[2:]) for k, v in rows.items()},
                     names,
-                    prompt_length=width - rollout.tokens.shape[1],
+                    prompt_length=width - length,
                     temperature=self.config.sampling.temperature,
                     chunk=self.config.update.head_chunk,
+                    group_size=size,
                 )
 
-            return self.layout.map_rows(function)
+            return self.layout.map_rows(function, rows_per_row=size)
 
-        key = ("score", model, names, width, rollout.tokens.shape[1])
+        key = ("score", model, names, width, length, size)
         out = self._cached(key, make)(placed, rows)
         return {k: np.asarray(v) for k, v in out.items()}
+
+    def _sharing(self, model, names, rollout) -> int:
+        """The group size if it pays to read a prompt once for all responses to it, else 1."""
+        size, (rows, width) = self.config.group_size, rollout.prompts.shape
+        pays = scoring.sharing_pays(model, width, rollout.tokens.shape[1], size)
+        if not pays or rows % size or "mtp_logprobs" in names:
+            return 1
+        for array in (rollout.prompts, rollout.prompt_positions):
+            grouped = array.reshape(-1, size, width)
+            if (grouped != grouped[:, :1]).any():
+                return 1  # prompts that differ from response to response, such as hints
+        return size
 
     def rescore(self, source, names, rollout, prompts) -> dict[str, np.ndarray]:
         """Statistics of a rollout's responses under other prompts, one text per row."""
@@ -518,8 +533,8 @@ class Trainer:
         out = self._cached(("sample", group_size, temperature, model), make)(placed, rows)
         return {k: np.asarray(v) for k, v in out.items()}
 
-    def _update(self, total_rows):
-        """The compiled update for minibatches of this many rows."""
+    def _update(self, total_rows, sharing):
+        """The compiled update for minibatches of this many rows, `sharing` of them a prompt."""
 
         def make():
             token, streams, loss = streamed(self.composed)
@@ -536,6 +551,7 @@ class Trainer:
                     prompt_length=self.config.sampling.max_prompt_tokens,
                     temperature=self.config.sampling.temperature,
                     chunk=self.config.update.head_chunk,
+                    group_size=sharing,
                     extra={"streamed": token} if token else None,
                     others=others,
                 )
@@ -574,7 +590,7 @@ class Trainer:
                 )
             )
 
-        return self._cached(("update", total_rows), make)
+        return self._cached(("update", total_rows, sharing), make)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -902,6 +918,7 @@ class Trainer:
         heads = jax.tree.map(jnp.array, heads)  # the policy's own are donated by the update
         frozen = {"frozen": self.frozen, "heads": heads}
         constants = {n: np.asarray(arrays[n]) for n in self.loss_needs if n in arrays} | numbers
+        sharing = self._sharing(self.model, self.gradients, batch)
         groups = np.arange(len(batch)).reshape(-1, config.group_size)
         count = config.update.minibatches
         if len(groups) % count:
@@ -915,16 +932,16 @@ class Trainer:
                 order = np.random.default_rng((config.seed, step, epoch)).permutation(order)
             for part in np.split(order, count):
                 picked = groups[part].reshape(-1)
-                logs.append(self._one_update(rows, constants, frozen, picked, len(batch)))
+                logs.append(self._one_update(rows, constants, frozen, picked, len(batch), sharing))
         return {k: float(np.mean([m[k] for m in logs])) for k in logs[0]}
 
-    def _one_update(self, rows, constants, frozen, picked, total):
-        multiple = self.layout.count * self.config.update.microbatches
+    def _one_update(self, rows, constants, frozen, picked, total, sharing):
+        multiple = self.layout.count * self.config.update.microbatches * sharing
         part = devices.pad_rows({k: v[picked] for k, v in rows.items()}, multiple)
         chosen = {
             k: v[picked] if np.ndim(v) and len(v) == total else v for k, v in constants.items()
         }
-        function = self._update(len(picked))
+        function = self._update(len(picked), sharing)
         self.state, metrics = function(self.state, frozen, part, chosen)
         scalars = {k: float(v) for k, v in metrics["scalars"].items()}
         known = {n for s in self._loss_stages() for n in s.paper.arrays}
@@ -1021,7 +1038,7 @@ class Trainer:
                     **_plain(config.optimizer),
                     "learning_rate": rate or config.warmup.learning_rate,
                     "schedule": "linear",
-                    "warmup_steps": 0,
+                    "warmup_steps": steps // 20,
                 }
             ),
             steps,
