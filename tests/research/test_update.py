@@ -10,6 +10,7 @@ import pytest
 
 import losses
 from research import devices, update
+from tests.core import core_first
 from tests.losses import examples
 
 LAYOUTS = [(1, 4, ""), (8, 1, ""), (2, 2, ""), (1, 1, "data:2,fsdp:2,tensor:2")]
@@ -79,7 +80,7 @@ def assert_equal(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("slug", trained_papers())
+@pytest.mark.parametrize("slug", core_first(trained_papers()))
 def test_any_devices_and_microbatches_give_one_gradient(slug):
     with jax.enable_x64(True):
         expected = gradient(slug, np.float64, 1, 1, "")
