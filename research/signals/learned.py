@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 
 from losses.credit.dense_irl import irl_discriminator_loss
 from losses.ops.masked import masked_mean
@@ -33,22 +32,28 @@ def demonstrated(context: Context) -> Rollout:
     return answered(rows, [context.task.demonstration(r) for r in rows.records], context.tokenizer)
 
 
-def trained(context: Context, name: str, fresh, step, batches):
+def trained(context: Context, name: str, start, step, batches):
     """Takes a network through training steps and keeps it; returns (parameters before, after).
 
     Args:
       context: carries the network under its name.
       name: of the network.
-      fresh: () -> (params, optimizer state), which also give the structure.
+      start: (params, optimizer state) of an untrained one, which also gives the structure.
       step: (state, *batch) -> state, for each of
       batches: tuples of arrays.
     """
-    start = fresh()
-    vector, restore = ravel_pytree(start)
-    before = state = restore(context.carried.get(name, vector))
+    leaves, structure = jax.tree.flatten(start)
+    state = start
+    if name in context.carried:
+        ends = np.cumsum([np.size(leaf) for leaf in leaves])[:-1]
+        parts = zip(np.split(context.carried[name], ends), leaves)
+        state = structure.unflatten([p.reshape(x.shape).astype(x.dtype) for p, x in parts])
+    before = state
     for batch in batches:
         state = step(state, *batch)
-    context.carried[name] = np.asarray(ravel_pytree(state)[0])
+    context.carried[name] = np.concatenate(
+        [np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(state)]
+    )
     return before[0], state[0]
 
 
@@ -106,8 +111,15 @@ def flow_loss(params, key, pairs, depths, tau=None):
     return jnp.mean((velocity - (target - noise)) ** 2, axis=(-2, -1))
 
 
-def _optimizer():
-    return optax.adam(FLOW_RATE)
+FLOW_OPTIMIZER = optax.adam(FLOW_RATE)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fresh_flow(size):
+    """An untrained flow network on states of a size, and its optimizer state."""
+    sample = jnp.zeros(size)
+    params = Flow().init(jax.random.key(0), sample, jnp.ones(1), sample, jnp.ones(1))
+    return params, FLOW_OPTIMIZER.init(params)
 
 
 @jax.jit
@@ -118,7 +130,7 @@ def flow_step(state, key, pairs, depths, mask):
     def loss(params):
         return masked_mean(flow_loss(params, key, pairs, depths), mask)
 
-    changes, moments = _optimizer().update(jax.grad(loss)(params), moments, params)
+    changes, moments = FLOW_OPTIMIZER.update(jax.grad(loss)(params), moments, params)
     return optax.apply_updates(params, changes), moments
 
 
@@ -158,21 +170,16 @@ def flow_scores(context: Context) -> np.ndarray:
     found = context.measure(hooked)
     pairs = found["given"], found["target"]
     depths = found["depths"][0]
-
-    def fresh():
-        sample = jnp.zeros(pairs[0].shape[-1])
-        params = Flow().init(jax.random.key(0), sample, jnp.ones(1), sample, jnp.ones(1))
-        return params, _optimizer().init(params)
-
+    start = fresh_flow(pairs[0].shape[-1])
     if "flow" not in context.carried:
         shown = demonstrated(context)
         expert = context.measure(hooked, rollout=shown)
         batch = (expert["given"], expert["target"]), depths, shown.mask
         keys = jax.random.split(jax.random.fold_in(key, 1), FLOW_STEPS)
-        trained(context, "flow", fresh, flow_step, [(k, *batch) for k in keys])
+        trained(context, "flow", start, flow_step, [(k, *batch) for k in keys])
     right = rollout.mask * (rollout.correct > 0)[:, None]
     online = (jax.random.fold_in(key, 2), pairs, depths, right)
-    before, _ = trained(context, "flow", fresh, flow_step, [online] if right.any() else [])
+    before, _ = trained(context, "flow", start, flow_step, [online] if right.any() else [])
     return np.asarray(flow_deviation(before, key, pairs, depths)) * rollout.mask
 
 
@@ -199,15 +206,31 @@ def last_states(config, params, rows):
     }
 
 
-@functools.partial(jax.jit, static_argnames="rate")
-def judge_step(state, states, mask, labels, weights, rate=JUDGE_RATE):
+JUDGE_OPTIMIZER = optax.adam(JUDGE_RATE)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def fresh_judge(size, seed):
+    """An untrained discriminator of states of a size, and its optimizer state."""
+    params = Judge().init(jax.random.key(seed), jnp.zeros(size))
+    return params, JUDGE_OPTIMIZER.init(params)
+
+
+@jax.jit
+def judged(params, states):
+    """The discriminator's logits, [B,T,D] -> [B,T]."""
+    return Judge().apply(params, states)
+
+
+@jax.jit
+def judge_step(state, states, mask, labels, weights):
     """One Adam step of the discriminator."""
     params, moments = state
 
     def loss(params):
         return irl_discriminator_loss(Judge().apply(params, states), mask, labels, weights)[0]
 
-    changes, moments = optax.adam(rate).update(jax.grad(loss)(params), moments, params)
+    changes, moments = JUDGE_OPTIMIZER.update(jax.grad(loss)(params), moments, params)
     return optax.apply_updates(params, changes), moments
 
 
@@ -243,9 +266,6 @@ def token_rewards(context: Context) -> np.ndarray:
         *(np.concatenate([np.full(len(p[0]), p[k], np.float32) for p in parts]) for k in (2, 3)),
     )
 
-    def fresh():
-        params = Judge().init(jax.random.key(context.config.seed), jnp.zeros(policy.shape[-1]))
-        return params, optax.adam(JUDGE_RATE).init(params)
-
-    _, params = trained(context, "judge", fresh, judge_step, [batch])
-    return np.asarray(Judge().apply(params, policy)) * rollout.mask
+    start = fresh_judge(policy.shape[-1], context.config.seed)
+    _, params = trained(context, "judge", start, judge_step, [batch])
+    return np.asarray(judged(params, policy)) * rollout.mask
