@@ -4,6 +4,7 @@ A statistic is a function (logits [n,V], *other models' logits [n,V], token [n])
 of arrays [n,...]. `log_prob`, `entropy` and the divergences below are such functions.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -52,29 +53,77 @@ def jensen_shannon(logits, other_logits, *_):
     return (_kl(log_p, log_m) + _kl(log_q, log_m)) / 2
 
 
-def response_hidden(config: ModelConfig, params, tokens, positions, prompt_length: int, **kwargs):
+def sharing_pays(config: ModelConfig, prompt_length: int, length: int, group_size: int) -> bool:
+    """Whether groups should be scored with one copy of their prompt (`response_hidden`).
+
+    A prompt P and its group's G responses of T tokens, packed into one row, are fewer tokens than
+    G rows of P + T; but each response then passes over the others in attention, so it pays where
+    (P + G (T - 1))^2 <= G (P + T)^2. Rotary frequencies that depend on the width of the batch
+    would change with it: models that have them are left alone.
+
+    Args:
+      config: the model.
+      prompt_length: P.
+      length: T.
+      group_size: G.
+    """
+    packed = prompt_length + group_size * (length - 1)
+    apart = group_size * (prompt_length + length) ** 2
+    fixed = config.rope_type not in ("dynamic", "longrope")
+    return group_size > 1 and fixed and packed**2 <= apart
+
+
+def response_hidden(
+    config: ModelConfig, params, tokens, positions, prompt_length: int, group_size=1, **kwargs
+):
     """The hidden states that predict the response, and what else the forward pass captured.
 
     Args:
       config, params: the model.
       tokens, positions: [B, P+T] int32; prompts end in column P-1, responses begin in column P.
       prompt_length: P, at least 1.
-      **kwargs: of the network: segment_ids, routes, capture.
+      group_size: above 1, so many consecutive rows have the same prompt, which is then read once
+        for all of them: they are packed into one row [prompt | response | response ...], where a
+        response sees the prompt and itself. The same numbers to rounding, for fewer tokens.
+      **kwargs: of the network: segment_ids, routes, capture; none with group_size above 1.
 
     Returns:
       hidden [B, T, D], whose row t predicts response token t, and captured, a dict of arrays over
       all P+T columns as the network returns them.
 
     Raises:
-      ValueError: a prompt length that leaves no prompt or no response.
+      ValueError: a prompt length that leaves no prompt or no response, rows that are not whole
+        groups, or more asked of packed rows than their hidden states.
     """
-    if not 1 <= prompt_length < tokens.shape[1]:
+    rows, width = tokens.shape
+    if not 1 <= prompt_length < width:
         raise ValueError(
-            f"prompt_length must lie in 1..{tokens.shape[1] - 1} for tokens of shape "
+            f"prompt_length must lie in 1..{width - 1} for tokens of shape "
             f"{tokens.shape}, got {prompt_length}"
         )
-    out = Transformer(config).apply({"params": params}, tokens, positions, **kwargs)
-    return out.hidden[:, prompt_length - 1 : -1], out.captured
+    network = functools.partial(Transformer(config).apply, {"params": params})
+    if group_size == 1:
+        out = network(tokens, positions, **kwargs)
+        return out.hidden[:, prompt_length - 1 : -1], out.captured
+    if rows % group_size or any(value not in (None, ()) for value in kwargs.values()):
+        raise ValueError(
+            f"group_size={group_size} needs whole groups and no further arguments, got {rows} rows "
+            f"and {sorted(kwargs)}"
+        )
+
+    def pack(x):
+        """[B, P+T] -> [B / G, P + G (T-1)]: nothing is predicted from the last tokens."""
+        x = x.reshape(rows // group_size, group_size, width)
+        responses = x[:, :, prompt_length:-1].reshape(len(x), -1)
+        return jnp.concatenate([x[:, 0, :prompt_length], responses], axis=1)
+
+    member = jnp.repeat(jnp.arange(group_size), width - 1 - prompt_length)
+    segments = jnp.concatenate([jnp.full(prompt_length, -1), member])
+    packed = pack(tokens)
+    out = network(packed, pack(positions), segment_ids=jnp.broadcast_to(segments, packed.shape))
+    first = jnp.repeat(out.hidden[:, prompt_length - 1], group_size, axis=0)[:, None]
+    others = out.hidden[:, prompt_length:].reshape(rows, -1, out.hidden.shape[-1])
+    return jnp.concatenate([first, others], axis=1), {}
 
 
 def token_statistics(

@@ -97,7 +97,8 @@ class Transformer(nn.Module):
           tokens: [B, S] int32.
           positions: [B, S] int32; 0, 1, ... on real tokens and -1 on padding.
           cache: keys and values of the columns before these, or None. Its length must leave room.
-          segment_ids: [B, S] int32 of packed sequences, or None; not with a cache.
+          segment_ids: [B, S] int32 of packed sequences, or None; not with a cache. Every segment of
+            a row sees what has an id below 0.
           routes: [L, B, S, k] int32 experts to replay, or None; entries below 0 are chosen anew.
           capture: names of what else to return: "hidden:<layer>" [B, S, D] (output of the layer,
             from 0), "attention_entropy:<layer>" [B, S] nats, mean over heads,

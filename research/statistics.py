@@ -32,6 +32,7 @@ def statistics(
     prompt_length: int,
     temperature: float,
     chunk: int,
+    group_size: int = 1,
     extra: Mapping[str, Callable] | None = None,
     others: Mapping[str, tuple] | None = None,
 ) -> dict[str, jax.Array]:
@@ -45,12 +46,19 @@ def statistics(
       temperature: of the policy; log-probabilities, entropies and logits are of the tempered
         distribution.
       chunk: tokens per slice of the vocabulary head.
+      group_size: consecutive rows that have the same prompt; it is read once for all of them.
       extra: further functions (logits, *others' logits, token) -> [chunk] or dict of them.
       others: name -> (config, params, hidden [B,T,D]) of the models that `extra` compares with.
     """
     capture = ("mtp:1",) if "mtp_logprobs" in names else ()
     hidden, captured = scoring.response_hidden(
-        config, params, rows["tokens"], rows["positions"], prompt_length, capture=capture
+        config,
+        params,
+        rows["tokens"],
+        rows["positions"],
+        prompt_length,
+        group_size,
+        capture=capture,
     )
     targets = rows["tokens"][:, prompt_length:]
     functions = {n: HEAD_FUNCTIONS[n] for n in names if n in HEAD_FUNCTIONS}

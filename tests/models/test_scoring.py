@@ -138,6 +138,39 @@ def test_row_t_predicts_response_token_t():
             np.testing.assert_allclose(out["logprobs"][row, column], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, LENGTH])
+def test_a_prompt_read_once_for_its_group_gives_the_same_statistics_and_gradient(length):
+    config = override(CONFIG, sliding_window=5, window_pattern=(True, False))
+    groups, size = 2, 3
+    prompts = jnp.repeat(TOKENS[:groups, :PROMPT], size, axis=0)
+    responses = jax.random.randint(jax.random.key(8), (groups * size, length), 0, 23)
+    tokens = jnp.concatenate([prompts, responses], axis=1)
+    positions = np.repeat(POSITIONS[:groups, : PROMPT + length], size, axis=0)
+    positions[1, PROMPT + 3 :] = -1
+    live = positions[:, PROMPT:] >= 0
+    weights = jnp.asarray(np.random.default_rng(9).normal(size=live.shape) * live)
+
+    def scored(params, group_size):
+        hidden = scoring.response_hidden(config, params, tokens, positions, PROMPT, group_size)[0]
+        out = scoring.token_statistics(config, params, hidden, responses, FUNCTIONS_OF_ONE)
+        return jnp.sum(weights * (out["logprobs"] + out["entropy"])), out
+
+    run_both = jax.jit(jax.value_and_grad(scored, has_aux=True), static_argnums=1)
+    ((_, found), gradient), ((_, expected), reference) = (run_both(PARAMS, n) for n in (size, 1))
+    for name in FUNCTIONS_OF_ONE:
+        np.testing.assert_allclose(found[name][live], expected[name][live], rtol=1e-5, atol=1e-5)
+    scale = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(reference))
+    chex.assert_trees_all_close(gradient, reference, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_a_prompt_is_shared_where_that_is_less_work():
+    assert scoring.sharing_pays(CONFIG, 40, 5, 8)
+    assert not scoring.sharing_pays(CONFIG, 40, 5, 1)
+    assert not scoring.sharing_pays(CONFIG, 40, 400, 8)
+    stretched = override(CONFIG, rope_scaling=(("rope_type", "dynamic"), ("factor", 2.0)))
+    assert not scoring.sharing_pays(stretched, 40, 5, 8)
+
+
 def test_half_precision_parameters_give_float32_statistics():
     half = override(CONFIG, dtype="bfloat16", param_dtype="bfloat16")
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS)
@@ -215,6 +248,8 @@ def test_rows_spread_over_devices_are_scored_where_they_are():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"prompt_length must lie in 1..10 .*got 11"):
         scoring.response_hidden(CONFIG, PARAMS, TOKENS, POSITIONS, 11)
+    with pytest.raises(ValueError, match="whole groups"):
+        scoring.response_hidden(CONFIG, PARAMS, TOKENS, POSITIONS, PROMPT, 2)
     with pytest.raises(
         ValueError, match=r"hidden: expected hidden states \[3, 7, D\].*\(3, 6, 32\)"
     ):
