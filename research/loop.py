@@ -149,6 +149,7 @@ class Trainer:
         self.task = get_task(seed=config.seed, **_plain(config.task))
         self.reward_weights = dict(config.rewards) or dict(self.task.rewards)
         self.teacher = teachers.parse(config.teacher)
+        rewards.grade([], [], self.reward_weights)  # a misspelt reward ends here
         self.verifier = next(iter(self.task.rewards))
         workers = config.reward_processes
         self.pool = rewards.worker_pool(workers) if workers else None
