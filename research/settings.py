@@ -96,15 +96,7 @@ SETTINGS = {
         "sampling.max_prompt_tokens": 4,
         "sampling.max_new_tokens": 3,
         "warmup.steps": 40,
-    },
-    # Sums partly learned: prompts of low and of high success come in one batch.
-    "pair-wgrpo": {
-        "task.name": "addition",
-        "task.max_operand": 4,
-        "task.stray": 0.0,
-        "sampling.max_prompt_tokens": 4,
-        "sampling.max_new_tokens": 3,
-        "warmup.steps": 40,
+        "prompts_per_step": 32,
     },
     "pcsd": {**_TURNS, "teacher": "self:example"},
     "pepo": {**_LOOKUP, "credit.pepo_advantage.progress": "run.progress"},

@@ -29,8 +29,8 @@ SMALL = {
 
 def small(slug):
     """The paper's own config, cut down in everything but its mechanism."""
-    config = research.build(slug)
-    own_task = "task.name" in SETTINGS.get(slug, {})
+    config, own = research.build(slug), SETTINGS.get(slug, {})
+    own_task = "task.name" in own
     overrides = {
         k: v for k, v in SMALL.items() if not (own_task and k.startswith(("task.", "sampling.")))
     }
@@ -40,7 +40,8 @@ def small(slug):
         overrides["update.minibatches"] = 2
     overrides["staleness"] = min(config.staleness, 2)
     for path in ("prompts_per_step", "group_size"):
-        overrides[path] = min(max(config[path], 2), SMALL[path]) if config[path] > 1 else 1
+        most = 32 if path in own else SMALL[path]
+        overrides[path] = min(max(config[path], 2), most) if config[path] > 1 else 1
     return research.build(slug, overrides=overrides)
 
 
