@@ -196,8 +196,7 @@ def class_scores(context: Context) -> np.ndarray:
     return carried["gdro_scores"]
 
 
-@signal("counterfactual_logprobs")
-def counterfactual_logprobs(context: Context) -> np.ndarray:
+def without_criterion(context: Context) -> np.ndarray:
     """The responses under prompts without their criterion, [B,T] (cort-rubric).
 
     Raises:

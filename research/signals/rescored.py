@@ -6,6 +6,7 @@ import numpy as np
 from models import scoring
 from research.signals import Context, signal
 from research.signals.contexts import CONTEXTS, behind, siblings
+from research.signals.prompts import without_criterion
 
 WRONG_HINTS = 4
 """RLCSD: wrong solutions that each response is scored behind."""
@@ -30,8 +31,14 @@ def shuffled_logprobs(context: Context) -> np.ndarray:
 
 @signal("counterfactual_logprobs")
 def counterfactual_logprobs(context: Context) -> np.ndarray:
-    """The responses with half of the evidence's characters blanked out, [B,T] (vppo)."""
-    return _under(context, "damaged")
+    """The responses under prompts without what they should depend on, [B,T].
+
+    Half of the evidence's characters blanked out where there is evidence (vppo), else the
+    criterion left out (cort-rubric).
+    """
+    if "evidence" in context.rollout.records[0].info:
+        return _under(context, "damaged")
+    return without_criterion(context)
 
 
 def divergence(config, params, rows):
