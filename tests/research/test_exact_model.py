@@ -19,6 +19,9 @@ LAYOUTS = [(1, 4, ""), (8, 1, ""), (2, 2, ""), (1, 1, "data:2,fsdp:2,tensor:2")]
 THOROUGH = ("grpo", "opd-full")
 """Papers that are tried in all layouts: one of sampled tokens, one of streamed distributions."""
 
+DEFAULT = (*THOROUGH, "ppo", "kl-cov")
+"""Papers of the default run, with value heads and batch quantiles; the others are slow tests."""
+
 PAPERS = ("grpo", "dapo", "gspo", "ppo", "opd-full", "troll", "kl-cov", "entropy-bonus")
 ROWS, PROMPT, LENGTH, VOCAB = 14, 3, 5, 21
 
@@ -131,7 +134,9 @@ def assert_equal(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-3))
 
 
-@pytest.mark.parametrize("slug", PAPERS)
+@pytest.mark.parametrize(
+    "slug", [pytest.param(s, marks=[pytest.mark.slow] * (s not in DEFAULT)) for s in PAPERS]
+)
 def test_the_transformers_gradient_is_one(slug):
     with jax.enable_x64(True):
         problem = Problem(slug, "float64")
