@@ -147,7 +147,7 @@ def make_update(
             microbatches=microbatches,
             axis=axis,
         )
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         changes, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, changes)
