@@ -41,9 +41,7 @@ def export(config, out: str, log=print):
     with opened(config, log=lambda line: None) as trainer:
         if not trainer.step:
             raise ConfigError(f"The run in {config.workdir} has no checkpoint yet.")
-        state = trainer.state
-        trainable = state.params if state.ema is None else state.ema
-        params = lora.combine(*map(trainer.layout.fetch, (trainable, trainer.frozen)))
+        params = lora.combine(*map(trainer.layout.fetch, trainer.served))
         checkpoints.save_hf(out, trainer.model, params, trainer.tokenizer)
         whole = isinstance(trainer.tokenizer, HFTokenizer)
         if whole:

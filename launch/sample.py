@@ -14,6 +14,9 @@ PROMPT = absl_flags.DEFINE_string("prompt", "", "A prompt.")
 PROMPTS_FILE = absl_flags.DEFINE_string("prompts_file", "", "A file of prompts, one a line.")
 SAMPLES = absl_flags.DEFINE_integer("samples", 1, "Responses to each prompt.")
 GREEDY = absl_flags.DEFINE_bool("greedy", False, "Take the likeliest token each time.")
+SYSTEM = absl_flags.DEFINE_string(
+    "system", None, "System prompt; of a run its task's, of a model its chat template's own."
+)
 SHOW_PROMPT = absl_flags.DEFINE_bool("show_prompt", False, "Print the prompt as it is rendered.")
 
 
@@ -40,10 +43,16 @@ def sample(config):
 
     with opened(config, log=lambda line: print(line, file=sys.stderr)) as trainer:
         temperature = 0.0 if GREEDY.value else None
+        system = trainer.task.system if absl_flags.FLAGS.from_run else None
+        system = system if SYSTEM.value is None else SYSTEM.value
         for seed, prompts in enumerate(_prompts()):
             try:
                 shown, responses = trainer.complete(
-                    prompts, samples=SAMPLES.value, temperature=temperature, seed=seed
+                    prompts,
+                    system=system,
+                    samples=SAMPLES.value,
+                    temperature=temperature,
+                    seed=seed,
                 )
             except ValueError as error:
                 if len(prompts) > 1 or PROMPT.value:
@@ -57,4 +66,4 @@ def sample(config):
 
 
 if __name__ == "__main__":
-    flags.main(sample, __doc__)
+    flags.main(sample, __doc__, sampling__max_new_tokens=64)

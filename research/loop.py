@@ -255,8 +255,9 @@ class Trainer:
         return s.max_context_tokens or 2 * s.max_prompt_tokens + s.max_new_tokens
 
     @property
-    def placed(self):
-        return (self.state.params, self.frozen)
+    def served(self):
+        """Parameters to evaluate, sample from and export: averaged where the run averages."""
+        return (self.state.params if self.state.ema is None else self.state.ema, self.frozen)
 
     def start(self, store, training=True):
         """Warm-up, or the last checkpoint; to train, the evaluation before the first step too."""
@@ -1129,9 +1130,7 @@ class Trainer:
             return {}
         records = self.task.heldout(config.evaluation.prompts)
         ids = np.arange(len(records))
-        params = self.state.ema if self.state.ema is not None else self.state.params
-        placed = (params, self.frozen)
-        seed = config.seed + 1_000_003
+        placed, seed = self.served, config.seed + 1_000_003
         greedy = self.respond(placed, records, ids, 0, group_size=1, seed=seed, temperature=0.0)
         size = config.evaluation.samples
         sampled = self.respond(placed, records, ids, 0, group_size=size, seed=seed)
@@ -1149,26 +1148,35 @@ class Trainer:
             shown = "  ".join(f"{k} {v:.3f}" for k, v in found.items())
             self.log(f"evaluation at step {step}: {shown}")
 
-    def complete(self, prompts, *, samples=1, temperature=None, seed=0):
-        """Samples responses to prompts of the user's own.
+    def complete(self, prompts, *, system=None, samples=1, temperature=None, seed=0):
+        """Samples responses to prompts of the user's own, as long as the model's context allows.
 
         Args:
-          prompts: texts; a chat model gets them through its template, after the task's system
-            prompt.
+          prompts: texts; a chat model gets them through its template.
+          system: a system prompt, such as the task's; None leaves it to the template.
           samples: responses to each.
           temperature: None is the run's.
           seed: of the sampling.
 
         Returns:
           (rendered prompts, responses): N texts, and N lists of `samples` texts.
+
+        Raises:
+          ValueError: a prompt that is empty, or too long for the model's context.
         """
-        records = [Record(prompt, "") for prompt in prompts]
-        shown, encoded = self._encoded(records)
-        params = self.state.params if self.state.ema is None else self.state.ema
+        shown = [self.tokenizer.render(prompt, system=system) for prompt in prompts]
+        longest = max(len(self.tokenizer.encode(text)) for text in shown)
+        room = self.model.max_length - self.config.sampling.max_new_tokens
+        if longest > room:
+            raise ValueError(
+                f"A prompt of {longest} tokens and a response of "
+                f"{self.config.sampling.max_new_tokens} exceed the model's context of "
+                f"{self.model.max_length} tokens."
+            )
+        width = min(-(-longest // 16) * 16, room)  # few widths, so few compilations
+        encoded = ro.encode_prompts(shown, self.tokenizer.encode, width, self.tokenizer.pad_id)
         keys = ro.response_keys(seed, 0, np.arange(len(prompts)), samples)
-        out = self.sample(
-            (params, self.frozen), *encoded, keys, group_size=samples, temperature=temperature
-        )
+        out = self.sample(self.served, *encoded, keys, group_size=samples, temperature=temperature)
         texts = self._decoded(out)
         return shown, [texts[i : i + samples] for i in range(0, len(texts), samples)]
 

@@ -170,10 +170,10 @@ def report_picture(workdir: str | Path, title: str = "") -> Path:
         else:
             axis.text(0.5, 0.5, "not recorded", transform=axis.transAxes, ha="center", color="0.5")
             axis.set_yticks([])
-        if len(recorded) > 1:
-            axis.legend(frameon=False, fontsize=9)
         if panel == 1:  # rates share one scale, so that runs compare at a glance
             axis.set_ylim(-0.02, 1.02)
+        if len(recorded) > 1 or heading.startswith("KL"):  # of which policies?
+            axis.legend(frameon=False, fontsize=8, ncols=min(len(recorded), 2))
         if panel >= 3:
             axis.set_xlabel("step")
     figure.suptitle(title or workdir.name, fontsize=14)
@@ -198,7 +198,7 @@ def _draw(axis, steps, values, label, colour, sparse):
     if sparse:
         axis.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.5, label=label)
         return
-    window = max(1, len(values) // 20)
+    window = max(1, len(values) // 10)
     finite = np.isfinite(values)
     sums = np.convolve(np.where(finite, values, 0.0), np.ones(window))[: len(values)]
     counts = np.convolve(finite, np.ones(window))[: len(values)]

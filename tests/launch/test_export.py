@@ -82,7 +82,9 @@ def exported(base, tmp_path_factory):
 def test_transformers_continues_as_the_run_does(exported):
     config, path = exported
     with opened(config, log=lambda line: None) as trainer:
-        rendered, ours = trainer.complete(PROMPTS, temperature=0.0)
+        rendered, ours = trainer.complete(PROMPTS, system="Add.", temperature=0.0)
+        with pytest.raises(ValueError, match="exceed the model's context of 128 tokens"):
+            trainer.complete(["1+" * 70 + "1="])
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
     for text, (expected,) in zip(rendered, ours, strict=True):
